@@ -48,14 +48,14 @@ def edit(file: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("breaks", "said"),
     [
-        (without_weights, ("MOD002", "has a config.json and no weights", "hf download NAME --local-dir")),
+        (without_weights, ("MOD002", "has a config.json but no weights", "hf download NAME --local-dir")),
         (
             of_next_year,
-            ("MOD013", "knows no model of type 'llama9'", "was written by transformers 9.1.0, which knows it"),
+            ("MOD013", "does not know the model type 'llama9'", "was written by transformers 9.1.0, which knows it"),
         ),
         (of_no_release, ("MOD013", "correct model_type in config.json, or install a newer transformers")),
         (larger_vocabulary, ("TPL006", "the plain vocabulary (id 70,000)", "use a reserved token instead")),
-        (template_that_raises, ("TPL011", "refuses a question and its answer: no tools in this house")),
+        (template_that_raises, ("TPL011", "raises an error for a question and its answer: no tools in this house")),
         (template_that_is_none, ("TPL011", "Unexpected end of template")),
     ],
 )

@@ -178,7 +178,7 @@ def test_github(surefit: Surefit, faulty: Path) -> None:
     assert answer.code == 1
     first, *rest = answer.stdout.splitlines()
     assert first.startswith(
-        "::error file=run.yaml,title=SCH001 warmup-never-ends::train.warmup_steps: the warmup takes 50"
+        "::error file=run.yaml,title=SCH001 warmup-never-ends::train.warmup_steps: the warmup has 50"
     )
     assert "%0Ahelp: " in first
     assert rest[0].startswith("::warning file=run.yaml,line=5,title=SCH002 checkpoint-never-comes::")

@@ -49,7 +49,7 @@ def test_check_says_what_is_wrong_with_the_file(surefit: Any, of_gguf: Path, tmp
 def test_all_stages_say_what_was_merged_into_what(surefit: Any, of_gguf: Path, tmp_path: Path) -> None:
     sha256 = file_sha256(tmp_path / "tiny.gguf")
     planned = surefit("plan", of_gguf, "--json").json
-    assert any("the conversion of the GGUF file" in text for text in planned["left_out"])
+    assert any("the converted GGUF file" in text for text in planned["left_out"])
     done = surefit("run", of_gguf)
     assert done.code in (0, 1), done.text
     assert "converting tiny.gguf (911.3 KiB, Q4_1) to float32, once" in done.stderr
@@ -59,7 +59,7 @@ def test_all_stages_say_what_was_merged_into_what(surefit: Any, of_gguf: Path, t
     certificate = read_json(run.certificate)
     assert (certificate["passed"], certificate["base"]["gguf"]) == (True, of)
     page = run.report.read_text()
-    assert "tiny.gguf, Q4_1, dequantised to float32" in page
+    assert "tiny.gguf, Q4_1, dequantized to float32" in page
     assert sha256 in page
     assert surefit("plan", of_gguf, "--json").json["model"]["source"] == "gguf"
 

@@ -48,7 +48,7 @@ def test_a_folder_without_a_model_is_not_certified(surefit: Surefit, adapter: Pa
     merged.mkdir()
     answer = surefit("certify", adapter, merged)
     assert answer.code == 2
-    assert "merged: no model is here: there is no config.json" in answer.stderr
+    assert "merged: this is not a model folder: there is no config.json" in answer.stderr
     (merged / "config.json").write_text("{}")
     answer = surefit("certify", adapter, merged)
     assert "there is no *.safetensors" in answer.stderr
@@ -75,7 +75,7 @@ def test_a_base_that_is_stored_quantised_is_refused_in_words(surefit: Surefit, a
     assert "warning[MRG005]" in surefit("check", adapter / "adapter_config.json").stdout
     done = surefit("merge", adapter)
     assert done.code == 2
-    assert "is stored quantised (bitsandbytes)" in done.stderr
+    assert "has quantized files (bitsandbytes)" in done.stderr
     assert "--base ORIGINAL --trained-on nf4" in done.stderr, "nobody knows what it was made from"
     (tmp_path / "Tiny-Instruct").mkdir()
     assert f"--base {tmp_path}/Tiny-Instruct --trained-on nf4" in surefit("merge", adapter).stderr

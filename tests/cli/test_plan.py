@@ -131,7 +131,7 @@ def test_plan_against_a_run_that_was_trained(surefit: Surefit, config: Path) -> 
         (["--gpu", "h1000"], "no GPU named 'h1000' is known"),
         (["--set", "train.global_batch_size=0"], "global_batch_size"),
         (["--set", "train.per_device_train_batch_size=0"], "per_device_train_batch_size"),
-        (["--set", "lora.r=10000"], "rank 10,000 is over the hidden size of surefit/nano"),
+        (["--set", "lora.r=10000"], "rank 10,000 exceeds the hidden size of surefit/nano"),
         (["--compare", "t4,none"], "no GPU named 'none' is known"),
         (["--compare", ","], "no GPU is named"),
         (["--compare", "t4", "--price", "tee4=1"], "no GPU named 'tee4' is known"),

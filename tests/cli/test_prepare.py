@@ -101,7 +101,7 @@ def test_a_damaged_plan_is_named(surefit: Surefit, config: Path) -> None:
     Path("shards/plan.json").write_text("{")
     answer = surefit("prepare", config, *SHARDS)
     assert answer.code == EXIT_USAGE
-    assert "not a plan of shards" in answer.text
+    assert "not a shard plan" in answer.text
     Path("shards/plan.json").unlink()
     assert surefit("prepare", config, *SHARDS).code == EXIT_OK
 
@@ -111,7 +111,7 @@ def test_the_plan_counts_what_the_manifest_counts(surefit: Surefit, config: Path
     answer = surefit("plan", config, *SHARDS, "--set", "train.max_steps=null", "--quick", "--json")
     assert answer.code == EXIT_OK, answer.text
     assert answer.json["steps"]["total_steps"] == -(-made["rows"] // 4)
-    assert answer.json["estimate"]["lengths"].startswith("the prepared rows'")
+    assert answer.json["estimate"]["lengths"].startswith("the manifest of the prepared rows")
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b"])

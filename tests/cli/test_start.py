@@ -82,8 +82,8 @@ def own_code(base: Path) -> None:
         (pickles_alone, ("MOD003", "has only pickled weights")),
         (adapter_alone, ("MOD001", "a LoRA adapter, not a base model", "lora.start_from", "merge it first")),
         (adapter_beside, ("MOD001", "the model directory also contains an adapter")),
-        (deepseek_v4, ("MOD015", "as DeepSeek-V4 is published", "take a copy of it in bfloat16")),
-        (hqq, ("MOD015", "is stored quantised (hqq), which SureFit does not read")),
+        (deepseek_v4, ("MOD015", "as DeepSeek-V4 is published", "use a bfloat16 copy of it")),
+        (hqq, ("MOD015", "has quantized files (hqq), which SureFit does not read")),
         (own_code, ("MOD013", "configuration_house.py, modeling_house.py", "model.trust_remote_code: true")),
     ],
 )
@@ -177,7 +177,7 @@ def test_low_bits_through_the_stages(
     write(base)
     option = ["--set", f"model.name_or_path={base}"]
     assert "MOD016" in surefit("check", config, *option).text
-    assert any("dequantised copy" in text for text in surefit("plan", config, *option, "--json").json["left_out"])
+    assert any("dequantized copy" in text for text in surefit("plan", config, *option, "--json").json["left_out"])
     assert not (tmp_path / "cache/dequantized").exists()
     run = trained(surefit, config, base, "runs/first")
     assert "quantization_config" not in read_json(run.merged / "config.json")

@@ -39,7 +39,7 @@ def found(surefit: Surefit, config: Path) -> list[tuple[str, str]]:
 
 def test_a_run_on_text_ends_with_its_report(surefit: Surefit, config: Path, tmp_path: Path) -> None:
     ((code, message),) = found(surefit, config)
-    assert (code, "only the loss on them is measured" in message) == ("EVL010", True)
+    assert (code, "only the loss is measured" in message) == ("EVL010", True)
     planned = surefit("plan", config, "--json").json
     assert (planned["answering"], planned["scoring"]) == (None, None)
     answer = surefit("run", config)
@@ -47,12 +47,12 @@ def test_a_run_on_text_ends_with_its_report(surefit: Surefit, config: Path, tmp_
     assert "left out: no held-out row has an answer to compare with" in answer.text
     assert (tmp_path / "run/report.html").exists()
     refused = surefit("evaluate", config)
-    assert (refused.code, "no row with an answer to compare with" in refused.text) == (2, True)
+    assert (refused.code, "no row with a gold answer" in refused.text) == (2, True)
 
 
 def test_scores_that_are_asked_for_need_answers(surefit: Surefit, config: Path) -> None:
     config.write_text(RUN + "evaluate: {gate: {min: 0.5}}\n")
-    said = "none of 20 rows looked at has an answer to compare with, and evaluate.gate needs scores"
+    said = "none of the 20 sampled rows has a gold answer, and evaluate.gate needs scores"
     assert found(surefit, config) == [("EVL009", said)]
     stopped = surefit("run", config)
     assert (stopped.code, "error[EVL009]" in stopped.text) == (1, True)
@@ -67,9 +67,7 @@ def test_rows_that_end_with_a_bare_call_are_left_out_of_the_scores(
     said = [{"role": "user", "content": "Say a number."}, {"role": "assistant", "content": "4"}]
     write(tmp_path / "train.jsonl", [{"messages": [{"role": "user", "content": "Say one."}, said[1]]}] * 9)
     write(tmp_path / "eval.jsonl", [{"messages": turns}, {"messages": said}, {"messages": turns}, {"messages": said}])
-    assert found(surefit, config) == [
-        ("EVL010", "2 of 4 rows looked at have no answer to compare with: they are not scored")
-    ]
+    assert found(surefit, config) == [("EVL010", "2 of 4 sampled rows have no gold answer and are not scored")]
     config.write_text(RUN + "evaluate: {max_new_tokens: 4}\n")
     assert surefit("train", config).code == 0
     answer = surefit("evaluate", config, "--variant", "base", "--variant", "adapter")
@@ -87,4 +85,4 @@ def test_a_second_set_without_answers_is_refused(surefit: Surefit, config: Path,
     assert found(surefit, config) == []
     config.write_text(RUN + "evaluate: {extra_sets: {notes: notes.jsonl}}\n")
     write(tmp_path / "notes.jsonl", CONTINUED[:8])
-    assert found(surefit, config) == [("EVL009", "none of 8 rows looked at has an answer to compare with")]
+    assert found(surefit, config) == [("EVL009", "none of the 8 sampled rows has a gold answer")]

@@ -11,6 +11,6 @@ def found():
     return start(HELPERS / "experts_run.py")
 
 
-@pytest.mark.parametrize("scenario", ["padded", "packed", "recomputed", "routers too", "router's loss"])
+@pytest.mark.parametrize("scenario", ["padded", "packed", "recomputed", "routers too", "router loss"])
 def test_twenty_steps_are_those_of_one_process(found, scenario):
     assert_the_same_steps(found[scenario])

@@ -28,7 +28,7 @@ def main():
             "packed": same(batches=packed),
             "recomputed": same(checkpointing=True),
             "routers too": same(experts="with_router", output_router_logits=True, router_aux_loss_coef=0.1),
-            "router's loss": same(output_router_logits=True, router_aux_loss_coef=0.1),
+            "router loss": same(output_router_logits=True, router_aux_loss_coef=0.1),
         }
     if world.is_first:
         Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")

@@ -27,7 +27,7 @@ def main():
             "recomputed": same(checkpointing=True),
             "fused": same(fused=True, tie_word_embeddings=False),
             "seen by one process": same(new_tokens=RARE, tie_word_embeddings=False),
-            "all logits held": same(chunked=False),
+            "full logits": same(chunked=False),
         }
     if world.is_first:
         Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")

@@ -343,7 +343,9 @@ def test_movielens_titles_with_quotes_and_accents_harmless_as_csv_gives_them_bac
 
 def test_the_recommender_s_wrong_decoding_of_the_titles_is_named(codes: Any) -> None:
     text = raw("recommendation", 3, "movies.csv").encode().decode("iso-8859-1")
-    assert "UTF-8 that was decoded as something else" in codes("movieId,title,genres\n" + text, "movies.csv")["AUD020"]
+    assert (
+        "UTF-8 that was decoded with another encoding" in codes("movieId,title,genres\n" + text, "movies.csv")["AUD020"]
+    )
 
 
 # what is sound stays without a finding

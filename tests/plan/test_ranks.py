@@ -312,7 +312,7 @@ def test_plan_json_says_whose_numbers_it_has() -> None:
     facts, card = model_facts(LLAMA_8B), hardware_facts("a100-80")
     found = build_plan(run_of("pp", 4, facts), facts, card, quick=True)["ranks"]
     assert (found["mode"], found["processes"], found["rank"]) == ("pp", 4, 1)
-    assert "the stage that needs most" in found["which"]
+    assert "the stage with most memory" in found["which"]
     assert found["rank"] == 1, "the first stage holds a layer less, for the embeddings"
     assert found["held"]["parameters_bytes"] < 2 * facts.parameters / 3  # type: ignore[operator]
     both = build_plan(run_of("fsdp+cp", 4, facts), facts, card, quick=True)["ranks"]

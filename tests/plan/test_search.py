@@ -149,9 +149,9 @@ def test_the_end_of_a_scale_is_said(place) -> None:
 
 def test_what_cannot_be_solved(place) -> None:
     full, model = place("train.method=full")
-    with pytest.raises(ConfigError, match="there is no rank"):
+    with pytest.raises(ConfigError, match="there is no LoRA rank"):
         find_largest("rank", Simulated(model), full)
-    with pytest.raises(ConfigError, match="'colour' cannot be solved for"):
+    with pytest.raises(ConfigError, match="'colour' is not supported"):
         find_largest("colour", Simulated(model), full)
     empty, _ = place(memory=0)
     with pytest.raises(MachineError, match="0 B of memory"):

@@ -114,7 +114,11 @@ def test_layers_that_are_not_alike_are_not_repeated() -> None:
         ({"rows": 0}, ConfigError, "0 rows in a micro batch"),
         ({"length": 0}, ConfigError, "0 tokens in a row"),
         ({"micro_batches": 0}, ConfigError, "0 micro batches"),
-        ({"adapter": LoraSection(r=257)}, ConfigError, "rank 257 beside layers 256 wide"),
+        (
+            {"adapter": LoraSection(r=257)},
+            ConfigError,
+            "rank 257 has more parameters than the layers, which are 256 wide",
+        ),
         ({"config": _config(num_hidden_layers=0)}, ModelError, "0 layers"),
     ],
     ids=str,
@@ -144,7 +148,7 @@ def test_a_setting_says_what_the_config_says(place: Callable[..., Any]) -> None:
 def test_a_model_that_cannot_be_simulated_is_named(place: Callable[..., Any]) -> None:
     where, facts = place()
     for changed, message in (
-        (replace(facts, custom_code=True), "Python code of its own"),
+        (replace(facts, custom_code=True), "its own Python code"),
         (replace(facts, quantization="gptq"), "quantised"),
     ):
         with pytest.raises(ModelError, match=message):

@@ -435,7 +435,7 @@ def test_a_damaged_profile_is_named(content: str) -> None:
     path = profiles.profile_folder() / "x.json"
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    with pytest.raises(ConfigError, match="no profile") as caught:
+    with pytest.raises(ConfigError, match="not a device profile") as caught:
         find_device_speed(hardware_facts("h100"))
     assert caught.value.path == str(path)
 

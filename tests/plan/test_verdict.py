@@ -87,7 +87,7 @@ def test_impossible_inputs(place) -> None:
     with pytest.raises(MachineError, match="has 0 B of memory"):
         require_plannable(empty.resolved, model, empty.hardware)
     wide, model = place("lora.r=1025")
-    with pytest.raises(ConfigError, match=r"rank 1,025 is over the hidden size of Qwen/Qwen3-0.6B, 1,024"):
+    with pytest.raises(ConfigError, match=r"rank 1,025 exceeds the hidden size of Qwen/Qwen3-0.6B, 1,024"):
         require_plannable(wide.resolved, model, wide.hardware)
     exact, model = place("lora.r=1024")
     require_plannable(exact.resolved, model, exact.hardware)

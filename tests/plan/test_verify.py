@@ -89,5 +89,5 @@ def test_on_a_cpu_the_whole_process_is_compared(run: RunDir, place) -> None:
 
 
 def test_a_run_without_a_step_has_nothing_to_compare(tmp_path: Path, place) -> None:
-    with pytest.raises(ConfigError, match="no step was trained"):
+    with pytest.raises(ConfigError, match="has no training steps"):
         measure_plan_deviations(PLAN, place()[0].resolved, RunDir(tmp_path / "nowhere"))

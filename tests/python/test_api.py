@@ -140,7 +140,7 @@ def test_what_is_wrong_is_said_as_everywhere(tmp_path: Path) -> None:
         surefit.Config.from_dict(VALUES | {"data": {"train": [{"prompt": object()}]}})
     with pytest.raises(surefit.ConfigError, match="2 processes, and this is one"):
         surefit.train(config(tmp_path, **{"hardware.count": 2}), quiet=True)
-    with pytest.raises(surefit.ConfigError, match="nothing is trained yet"):
+    with pytest.raises(surefit.ConfigError, match="has not been trained yet"):
         surefit.merge(config(tmp_path), quiet=True)
     with pytest.raises(surefit.ConfigError, match="no run is here"):
         surefit.report(config(tmp_path))

@@ -255,7 +255,9 @@ def test_rows_of_all_sources_count(folder: Path) -> None:
 
     assert found("train.global_batch_size=20") == {}
     few = found("train.global_batch_size=30", "data.eval=0.3")
-    assert few["BAT002"].startswith("a batch of 30 is more than the 24 rows in rows/math-reasoning.jsonl and data.mix")
+    assert few["BAT002"].startswith(
+        "the global batch of 30 exceeds the 24 rows in rows/math-reasoning.jsonl and data.mix"
+    )
     assert few["DAT006"].startswith("0.3 of 24 rows holds out about 7")
     twice = found("train.global_batch_size=30", "data.mix={rows/code-generation.jsonl: 2}")
     assert twice == {}, "an epoch sees 36"

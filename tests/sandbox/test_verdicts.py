@@ -259,7 +259,7 @@ def test_an_interruption_ends_what_is_only_just_being_started(monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("program", "told"),
-    [("x = 1\n" * 900_000, "a program of 5,400,000 characters"), ("x = '\ud800'", "half of a surrogate pair")],
+    [("x = 1\n" * 900_000, "the program has 5,400,000 characters"), ("x = '\ud800'", "a lone surrogate")],
 )
 def test_a_source_that_no_judge_should_read_is_a_failure_of_the_program(program: str, told: str) -> None:
     result = run_python(program)

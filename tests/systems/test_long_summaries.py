@@ -189,4 +189,4 @@ def test_one_card_is_advised_to_share_the_tokens(check) -> None:
     check(LONG.replace("LENGTH", "262144").replace("MICRO", "1") + WHOLE_LOGITS)
     answer = json.loads(CliRunner().invoke(app, ["check", "run.yaml", "--json"]).stdout.splitlines()[-1])
     (advice,) = (found["help"] for found in answer["findings"] if found["code"] == "MEM002")
-    assert "or share the tokens of each example: --gpus 8 with parallel: {mode: cp, cp: 8}" in advice
+    assert "or split the tokens of each example across devices: --gpus 8 with parallel: {mode: cp, cp: 8}" in advice

@@ -221,12 +221,12 @@ def test_a_tracker_that_is_away_is_one_line_with_the_command_that_sends_again(tm
     pytest.importorskip("mlflow")
     run = scored_run(tmp_path / "my run", telemetry="{mlflow_uri: 'http://127.0.0.1:1'}")
     (said,) = end(run, TelemetrySection(mlflow_uri="http://127.0.0.1:1"))
-    assert said.startswith("the results did not reach MLflow (")
+    assert said.startswith("the results could not be sent to MLflow (")
     assert "refused" in said
     assert f"`surefit report '{run.path}'` sends them again" in said
     # resolved.yaml does not know a tracker that was given with --set, and it is all that `report` reads.
     (said,) = end(run, TelemetrySection(mlflow_uri="http://127.0.0.1:2"))
-    assert "`surefit evaluate`, called as before, sends them again" in said
+    assert "`surefit evaluate` with the same arguments sends them again" in said
 
 
 def test_a_server_that_hangs_is_waited_for_only_so_long(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_the_planner_reacts(browser: Browser, server: Any) -> None:
 
 def test_findings_appear_as_one_types_and_the_form_edits_the_text(browser: Browser, server: Any) -> None:
     page, noise = visit(browser, server, "/config?open=configs/nano.yaml", viewport={"width": 1280, "height": 900})
-    text = page.get_by_label("The config", exact=True)
+    text = page.get_by_label("Config", exact=True)
     original = text.input_value()
     text.focus()
     page.keyboard.press("Control+End")

@@ -156,10 +156,10 @@ def test_an_accelerate_file_leads_to_nothing_outside(server: Any, named: str) ->
     (server.workspace / "configs" / "shared.yaml").write_text(text)
     (finding,) = server.post("/api/check", {"name": "x.yaml", "text": text}).json["findings"]
     assert (finding["field"], finding["line"]) == ("parallel.accelerate_config", 7)
-    assert "is not inside the workspace" in finding["message"]
+    assert "is outside the workspace" in finding["message"]
     planned = server.post("/api/fit", {"config": "configs/shared.yaml", "changes": {}, "price": None})
     assert planned.status == 400
-    assert "is not inside the workspace" in planned.text
+    assert "is outside the workspace" in planned.text
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_config_that_names_what_is_outside_is_not_looked_at(server: Any, named
             one.symlink_to(server.workspace.parent / "outside.jsonl")
     answer = server.post("/api/check", {"name": "x.yaml", "text": CONFIG.format(train=named)})
     assert [finding["field"] for finding in answer.json["findings"]] == ["data.train"]
-    assert "not inside the workspace" in answer.json["findings"][0]["message"]
+    assert "outside the workspace" in answer.json["findings"][0]["message"]
     assert answer.json["findings"][0]["line"] == 5
     assert "secret-words" not in answer.text
 

@@ -25,7 +25,7 @@ SELF_TEST = Path(surefit.__file__).parent / "model" / "self_test.py"
 FLASH_CAPABILITY, FP8_CAPABILITY = (8, 0), (8, 9)
 """FlashAttention-2 needs Ampere, FP8 multiplication Ada or Hopper: docs.nvidia.com/cuda, "Compute Capabilities"."""
 _REINSTALL = f"pip install --force-reinstall '{TORCH}'"
-_NO_BUILD = f"update the NVIDIA driver to {OF_CUDA_13} or newer: no build of torch {TORCH[5:]} runs on this one"
+_NO_BUILD = f"update the NVIDIA driver to {OF_CUDA_13} or newer: no build of torch {TORCH[5:]} supports this one"
 
 
 def gpu_probes() -> Iterator[Probe]:
@@ -35,10 +35,10 @@ def gpu_probes() -> Iterator[Probe]:
     for number, card in enumerate(cards):
         yield gpu_probe(card, free[number] if number < len(free) else None)
     if not cards:
-        yield Probe("gpu", "none (nvidia-smi is not here, or lists nothing): training runs on the CPU")
+        yield Probe("gpu", "none (nvidia-smi is missing or lists nothing): training runs on the CPU")
     usable = usable_gpus(cards)
     if len(usable) < len(cards):
-        yield Probe("gpu", f"CUDA_VISIBLE_DEVICES leaves {len(usable)} of {len(cards)} to use")
+        yield Probe("gpu", f"CUDA_VISIBLE_DEVICES allows {len(usable)} of {len(cards)}")
     yield from attention_probes(usable)
     yield from torch_probes(usable)
 
@@ -56,7 +56,7 @@ def gpu_probe(card: DetectedGpu, free_bytes: int | None) -> Probe:
         f"({', '.join(supported) if supported else 'no bf16: float16 only'}), driver {card.driver}"
     )
     if free_bytes is not None and card.memory_bytes and 2 * free_bytes < card.memory_bytes:
-        return Probe("gpu", fact, "warn", "another process holds its memory: nvidia-smi names it")
+        return Probe("gpu", fact, "warn", "another process uses its memory: nvidia-smi names it")
     return Probe("gpu", fact)
 
 
@@ -128,7 +128,7 @@ def _torch_works(found: dict[str, Any], cards: Sequence[DetectedGpu]) -> Probe:
     fact = f"{found['version']}, {build}"
     if cards and not found["available"]:
         command = install_command(cards[0])
-        fact += f": it cannot use the GPU that is here (driver {cards[0].driver})"
+        fact += f": it cannot use the installed GPU (driver {cards[0].driver})"
         return Probe("torch works", fact, "warn", command or _NO_BUILD, command is not None)
     return Probe("torch works", fact + (f", sees {found['gpus']} GPU(s)" if found["available"] else ""))
 
@@ -138,7 +138,7 @@ def _attempted(name: str, result: dict[str, Any]) -> Probe:
     if result["ok"]:
         return Probe(name, detail)
     if name == "attention flash-attn":
-        return Probe(name, detail, "warn", "use sdpa, or install a flash-attn that was built for this torch")
+        return Probe(name, detail, "warn", "use sdpa, or install a flash-attn build for this torch")
     if name in ("attention sdpa", "gloo"):
         return Probe(name, detail, "fail", _REINSTALL, True)
     # One kernel of several: each was built for some GPUs only, and sdpa chooses the next.

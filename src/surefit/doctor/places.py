@@ -69,9 +69,13 @@ def file_system_probes(folder: Path | None = None) -> Iterator[Probe]:
     seconds = (time.monotonic() - start) / 2
     fact = f"{where}: fsync and atomic rename work, {1000 * seconds:.0f} ms"
     if seconds > SLOW_SYNC:
-        yield Probe("run folder", fact, "warn", "choose an output_dir on a faster disk: each checkpoint waits for it")
+        yield Probe(
+            "run folder", fact, "warn", "choose an output_dir on a faster disk: training waits for each checkpoint"
+        )
     elif kind in ("tmpfs", "ramfs"):
-        yield Probe("run folder", fact, "warn", "choose an output_dir on a disk: this one is lost at a restart")
+        yield Probe(
+            "run folder", fact, "warn", "choose an output_dir on a disk: this one is in RAM and is lost at a restart"
+        )
     else:
         yield Probe("run folder", fact)
 

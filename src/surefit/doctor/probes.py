@@ -48,9 +48,9 @@ def _run_probe_group(group: ProbeGroup) -> list[Probe]:
         probes.append(
             Probe(
                 group.__name__.removesuffix("_probes"),
-                f"could not look: {problem}",
+                f"the probe failed: {problem}",
                 "warn",
-                "see the other lines first",
+                "fix the other problems first",
             )
         )
     return probes
@@ -65,7 +65,7 @@ def python_probes() -> Iterator[Probe]:
         "python",
         f"{version} at {sys.executable}" + ("" if required is None else f" (needs {required})"),
         "ok" if fits else "fail",
-        None if fits else f"make a virtual environment with a Python that is {required}",
+        None if fits else f"create a virtual environment with Python {required}",
     )
 
 
@@ -102,7 +102,7 @@ def _package(text: str) -> Probe | None:
         return Probe(requirement.name, f"not installed{needs}", "fail", fix, True)
     if _fits(version, specifier):
         return Probe(requirement.name, version)
-    return Probe(requirement.name, f"{version}, which SureFit was not tested with{needs}", "warn", fix, True)
+    return Probe(requirement.name, f"{version}, outside the tested range{needs}", "warn", fix, True)
 
 
 def machine_probes() -> Iterator[Probe]:
@@ -110,7 +110,7 @@ def machine_probes() -> Iterator[Probe]:
     yield Probe("cpu", f"{processor_name()}, {cpu_count()} usable")
     ram = ram_bytes()
     if ram is None:
-        yield Probe("memory", "the operating system does not say")
+        yield Probe("memory", "the operating system does not report it")
     elif ram < LOW_RAM:
         yield Probe("memory", bytes_text(ram), "warn", "expect to load models under 500M parameters only")
     else:
@@ -126,7 +126,7 @@ def hub_probes() -> Iterator[Probe]:
         yield Probe("hub token", "set")
     if env.offline():
         yield Probe(
-            "offline mode", "on: nothing will be downloaded", "warn", "unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE", True
+            "offline mode", "on: downloads are disabled", "warn", "unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE", True
         )
     else:
         yield Probe("offline mode", "off")
@@ -154,7 +154,7 @@ def kernel_probes() -> Iterator[Probe]:
 def environment_variable_probes() -> Iterator[Probe]:
     """Yield the environment variables that affect training and are set."""
     variables = ", ".join(f"{name}={value}" for name, value in env.steering_variables().items())
-    yield Probe("variables", variables or "none that steers training")
+    yield Probe("variables", variables or "none that affects training")
 
 
 def clock_probes() -> Iterator[Probe]:

@@ -16,7 +16,7 @@ def sandbox_probes() -> Iterator[Probe]:
     try:
         way = find_working_sandbox()
     except MachineError as error:
-        fact = f"none, so that the recipe code_generation cannot score: {error.message}"
+        fact = f"none, so the recipe code_generation cannot score: {error.message}"
         yield Probe("sandbox", fact, "warn", error.help)
     else:
-        yield Probe("sandbox", f"{_WAYS[way]}, tried: answers that are programs run without files, network or rights")
+        yield Probe("sandbox", f"{_WAYS[way]}, tested: generated programs run without files, network or permissions")

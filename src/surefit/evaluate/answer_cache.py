@@ -36,7 +36,7 @@ class AnswerCache:
         self._ours = False
 
     def read(self) -> dict[str, tuple[GeneratedAnswer, float]]:
-        """Return key → (answer, seconds that it took), with those of other processes and of an earlier call."""
+        """Return key → (answer, seconds that it took), including answers of other processes and earlier calls."""
         other_files = (self._of_other(path) for path in self._files() if path != self.path)
         return {key: value for answers in (*other_files, self._own()) for key, value in answers.items()}
 

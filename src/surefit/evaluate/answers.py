@@ -101,7 +101,7 @@ def read_run(text: str, set_name: str) -> Answers:
     if not variants:
         sets = sorted(entry.name for entry in run.eval.glob("*/")) if run.eval.is_dir() else []
         scored_sets = f"; scored: {', '.join(sets)}" if sets else ""
-        help_text = f"`surefit evaluate {shell_quote(directory)}` comes first"
+        help_text = f"run `surefit evaluate {shell_quote(directory)}` first"
         raise DataError(
             f"the set {set_name!r} has not been scored in this run{scored_sets}",
             code="E7002",
@@ -113,7 +113,10 @@ def read_run(text: str, set_name: str) -> Answers:
         problem = f"{variant!r} has not been scored" if variant else "the tuned model has not been scored"
         hint = did_you_mean(variant, variants) if variant else ""
         raise DataError(
-            f"{problem} on {set_name}{hint}", code="E7003", path=run.path, help=f"scored are {', '.join(variants)}"
+            f"{problem} on {set_name}{hint}",
+            code="E7003",
+            path=run.path,
+            help=f"the scored variants are {', '.join(variants)}",
         )
     assert selected is not None
     answers = read_variant(run, set_name, selected)
@@ -149,14 +152,14 @@ def _read_file(path: Path, name: str | None = None, run: RunDir | None = None) -
     lines = read_jsonl(path)
     if not lines:
         raise DataError(
-            "no answers in it",
+            "it contains no answers",
             code="E7004",
             path=path,
             help="`surefit evaluate` or `surefit score --output` writes them",
         )
     for number, line in enumerate(lines, start=1):
         if not isinstance(line, dict) or not isinstance(line.get("scores"), dict):
-            help_text = "give them scores first: surefit score --recipe … --predictions … --references … --output FILE"
+            help_text = "score them first: surefit score --recipe … --predictions … --references … --output FILE"
             raise DataError("this answer has no scores", code="E7005", path=path, line=number, help=help_text)
     record_path = path.with_name(path.name.removesuffix(PREDICTIONS) + ".json")
     record: Mapping[str, Any] = (
@@ -191,7 +194,7 @@ def _require_same_gold(a: Answers, b: Answers, matched: Sequence[Mapping[str, An
             golds = f"{first} in {a.name}, {second} in {b.name}"
             row = b_line.get("where", f"row {b_line.get('index')}")
             raise DataError(
-                f"the gold answer of {row} differs: {golds}", code="E7006", help="compare answers to the same data"
+                f"the gold answer of {row} differs: {golds}", code="E7006", help="compare answers on the same data"
             )
 
 
@@ -199,7 +202,7 @@ def _other_rows(a: Answers, b: Answers) -> DataError:
     a_keys, b_keys = ({line.get("where", line.get("index")) for line in answers.lines} for answers in (a, b))
     common = len(a_keys & b_keys)
     return DataError(
-        f"they answered other rows: {a.name} {len(a.lines):,}, {b.name} {len(b.lines):,}, {common:,} of them the same",
+        f"they answered different rows: {a.name} {len(a.lines):,}, {b.name} {len(b.lines):,}, {common:,} in common",
         code="E7007",
         help="evaluate both with the same data.eval, seed and evaluate.max_examples",
     )

@@ -105,10 +105,10 @@ def _rows(config: Config, recipe: TaskRecipe, run: RunDir, held_out: Examples) -
     require_evaluation_settings(config.evaluate, recipe)
     if not manager.list_steps(run.checkpoints) and not any((run.eval / SET).glob("step-*.json")):
         raise ConfigError(
-            "there is no checkpoint in this run yet",
+            "this run has no checkpoint yet",
             code="E7008",
             path=run.checkpoints,
-            help="`surefit train` writes them; checkpoint.save_total_limit says how many are kept",
+            help="`surefit train` writes them; checkpoint.save_total_limit sets how many are kept",
         )
     rows = select_eval_rows(SET, held_out, config.evaluate.max_examples)
     require_scorable(rows, recipe, config.evaluate.samples)

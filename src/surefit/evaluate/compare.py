@@ -60,7 +60,7 @@ def _beside(name: str, other: str, set_name: str) -> Answers:
             return read_run(f"{directory}:{variant}", set_name)
     scored_names = f"; scored in {directory}: {', '.join(variants)}" if variants else ""
     raise DataError(
-        f"{name!r} is no run directory, no predictions file and no variant of the other side"
+        f"{name!r} is not a run directory, a predictions file or a variant of the other side"
         f"{did_you_mean(name.removeprefix(BASELINE), [v.removeprefix(BASELINE) for v in variants])}{scored_names}",
         code="E7009",
         help="name RUN, RUN:VARIANT, a file that `surefit score --output` wrote, or a baseline that was evaluated",
@@ -76,13 +76,13 @@ def judging_recipe(a: Answers, b: Answers, name: str | None) -> str:
     """
     if None not in (a.recipe, b.recipe) and a.judged_by != b.judged_by:
         sides = " and ".join(f"{side.name} by {side.recipe} version {side.version}" for side in (a, b))
-        raise DataError(f"they were judged differently: {sides}", code="E7010", help="evaluate or score both again")
+        raise DataError(f"they were scored differently: {sides}", code="E7010", help="evaluate or score both again")
     recorded = a.recipe or b.recipe
     if name and recorded and name != recorded:
-        raise ConfigError(f"the answers were judged by {recorded}, not {name}", code="E7011", help="leave --recipe out")
+        raise ConfigError(f"the answers were scored by {recorded}, not {name}", code="E7011", help="remove --recipe")
     if not (name or recorded):
         raise ConfigError(
-            f"neither {a.name} nor {b.name} says which recipe judged it", code="E7012", help="name it with --recipe"
+            f"neither {a.name} nor {b.name} records its recipe", code="E7012", help="name it with --recipe"
         )
     return name or str(recorded)
 

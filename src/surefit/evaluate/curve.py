@@ -25,7 +25,7 @@ def draw_checkpoint_curve(found: Mapping[str, Any]) -> str:
     points, best = found["checkpoints"], found["best"]["variant"]
     title = f"{truncate_text(found['metric'], 40)} by checkpoint: {found['n']:,} rows"
     significant = found["best"]["more_than_chance"]
-    text = {None: "the only one", True: "its lead is more than chance", False: "its lead may be chance"}[significant]
+    text = {None: "the only one", True: "its lead is significant", False: "its lead may be due to chance"}[significant]
     subtitle = f"95 % intervals; the best is {best}, {text}" + ("; dashed: the base" if found["base"] else "")
     return document(
         title, HEIGHT, [*_axes(found), *_base(found), *_line(found), *_marks(points, best, found)], subtitle
@@ -102,9 +102,9 @@ def _marks(points: Sequence[Mapping[str, Any]], best: str, found: Mapping[str, A
 def describe_best_checkpoint(best: Mapping[str, Any]) -> str:
     """Describe which checkpoint is best, and whether its lead is significant.
 
-    >>> over = [{"variant": "step-10", "more_than_chance": True}, {"variant": "step-30", "more_than_chance": False}]
-    >>> describe_best_checkpoint({"variant": "step-20", "confidence": 0.975, "over": over})
-    'step-20 scored best of 3, but cannot be told from step-30 (2 comparisons, intervals of 97.5 %)'
+    >>> over = [{"variant": "step-10", "more_than_chance": True}, {"variant": "step-30", "more_than_chance": False}] >>>
+    describe_best_checkpoint({"variant": "step-20", "confidence": 0.975, "over": over}) 'step-20 has the best score of
+    3, but no clear lead over step-30 (2 comparisons, intervals of 97.5 %)'
     """
     over = best["over"]
     if not over:
@@ -112,8 +112,8 @@ def describe_best_checkpoint(best: Mapping[str, Any]) -> str:
     basis = f"({plural(len(over), 'comparison')}, intervals of {100 * best['confidence']:.3g} %)"
     rivals = [comparison["variant"] for comparison in over if not comparison["more_than_chance"]]
     if not rivals:
-        return f"{best['variant']} is the best of {len(over) + 1}, by more than chance {basis}"
-    return f"{best['variant']} scored best of {len(over) + 1}, but cannot be told from {_some(rivals)} {basis}"
+        return f"{best['variant']} is the best of {len(over) + 1}, by a significant margin {basis}"
+    return f"{best['variant']} has the best score of {len(over) + 1}, but no clear lead over {_some(rivals)} {basis}"
 
 
 def _some(names: Sequence[str], limit: int = 8) -> str:

@@ -36,7 +36,7 @@ def compute_estimates(rows: ScoreRows, recipe: TaskRecipe, confidence: float = 0
         }
     if recipe.primary_metric not in estimates:
         raise DataError(
-            f"the recipe {recipe.name} gave no {recipe.primary_metric}, its primary metric, but {', '.join(estimates)}",
+            f"the recipe {recipe.name} returned {', '.join(estimates)}, but not its primary {recipe.primary_metric}",
             code="E7042",
             help="correct the recipe's score or primary_metric",
         )

@@ -102,11 +102,13 @@ def _check_minimum(least: float, margin: float, found: Mapping[str, Any]) -> Gat
         return GateCondition("failed", requirement)
     span = f"[{low:.3f}, {high:.3f}] on {found['n']:,} rows"
     if found["mean"] < least:
-        return GateCondition("cannot tell", f"{requirement}, and {span} reaches it: score more rows")
+        return GateCondition("cannot tell", f"{requirement}, and the interval {span} includes it: score more rows")
     if low >= least - margin:
         return GateCondition("passed", requirement)
-    span += f" reaches below {least:g} by more than the margin of {margin:g}"
-    return GateCondition("cannot tell", f"{requirement}, and {span}: score more rows, or set evaluate.gate.margin")
+    span += f" extends below {least:g} by more than the margin of {margin:g}"
+    return GateCondition(
+        "cannot tell", f"{requirement}, but the interval {span}: score more rows, or set evaluate.gate.margin"
+    )
 
 
 def _check_reference(
@@ -184,7 +186,7 @@ def _reference(
 def _require_same_judge(own: Answers, other: Answers) -> None:
     if other.judged_by != own.judged_by:
         (name, version), (own_name, own_version) = other.judged_by, own.judged_by
-        problem = f"it was judged by {name} version {version}, this run by {own_name} version {own_version}"
+        problem = f"it was scored by {name} version {version}, this run by {own_name} version {own_version}"
         raise DataError(problem, code="E7014", help="evaluate that run again")
 
 

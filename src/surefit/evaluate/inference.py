@@ -104,7 +104,7 @@ class ServerModel:
             if not example.prompt or example.tools:
                 problem = "plain text has no prompt" if not example.prompt else "tools of the chat template"
                 help_text = "score such rows without evaluate.server"
-                raise DataError(f"{problem}: a server cannot be asked this", code="E7017", path=where, help=help_text)
+                raise DataError(f"{problem}: a server cannot answer this", code="E7017", path=where, help=help_text)
         return [list(example.prompt) for example in rows.examples]
 
     def shown(self, prompt: Sequence[dict[str, Any]]) -> str:

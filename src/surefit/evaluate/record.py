@@ -133,7 +133,7 @@ class ResultStore:
             if file.exists():
                 file.replace(target / path.parent.name / file.name)
         self.run.eval_summary.unlink(missing_ok=True)
-        description = f"judged by {record['recipe']} version {record['recipe_version']}"
+        description = f"scored by {record['recipe']} version {record['recipe_version']}"
         self.set_aside.append(f"{path.parent.name}/{path.stem}, {description}: {target.relative_to(self.run.path)}")
 
     def has(self, name: str, variant: str, rows: EvalRows) -> bool:
@@ -197,17 +197,17 @@ class ResultStore:
     ) -> str | None:
         recorded_recipe = [record["recipe"], record["recipe_version"]]
         if recorded_recipe != [self.recipe.name, self.recipe.version]:
-            return f"judged by {recorded_recipe[0]} version {recorded_recipe[1]}"
+            return f"scored by {recorded_recipe[0]} version {recorded_recipe[1]}"
         if difference := _differing(settings, record["decoding"]):
             return f"generated with {difference}"
         recorded_rows = [(line["index"], line["where"], line["gold"]) for line in lines]
         if recorded_rows != [
             (i, w, e.completion) for i, w, e in zip(rows.indices, rows.where, rows.examples, strict=True)
         ]:
-            return "asked on other rows"
+            return "answered other rows"
         model_variant = variant.removesuffix(GRAMMAR)
         if not variant.startswith(BASELINE) and not self._same_model(model_variant, record):
-            return "answered by another model than the run has now"
+            return "answered by a different model than the run's current one"
         return None
 
     def _same_model(self, variant: str, record: Mapping[str, Any]) -> bool:

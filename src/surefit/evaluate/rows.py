@@ -40,12 +40,12 @@ def select_eval_rows(name: str, examples: Examples, limit: int | None) -> EvalRo
     """
     answered = [i for i, example in enumerate(examples.examples) if example.has_answer]
     if not answered:
-        why = "no rows to score" if len(examples) == 0 else "no row with an answer to compare with"
+        why = "no rows to score" if len(examples) == 0 else "no row with a gold answer"
         raise DataError(
             f"the set {name!r} has {why}",
             code="E7019",
             field="data.eval" if name == "eval" else f"evaluate.extra_sets.{name}",
-            help="hold out more rows, or name a file that has some",
+            help="hold out more rows, or name a file with such rows",
         )
     indices = [answered[i] for i in evenly_spaced_indices(len(answered), limit)]
     examples_and_places = [examples.examples[i] for i in indices], [examples.where[i] for i in indices]

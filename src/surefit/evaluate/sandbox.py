@@ -125,11 +125,11 @@ def _unreadable(program: str) -> str | None:
     """Return why a source is not passed to the judging process, because it would use too much of its time and memory;
     None if it is."""
     if len(program) > MAX_SOURCE:
-        return f"a program of {len(program):,} characters; up to {MAX_SOURCE:,} are read"
+        return f"the program has {len(program):,} characters; the limit is {MAX_SOURCE:,}"
     try:
         program.encode()
     except UnicodeEncodeError:
-        return "UnicodeEncodeError: half of a surrogate pair, which is no character"
+        return "UnicodeEncodeError: a lone surrogate is not a character"
     return None
 
 

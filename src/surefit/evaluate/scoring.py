@@ -139,7 +139,7 @@ def _build_scored_line(
         elif recipe.score_samples is not None:
             scores = recipe.score_samples(example, predictions)
         else:
-            problem = f"{len(predictions)} answers to one row, and the recipe {recipe.name} judges one"
+            problem = f"{len(predictions)} answers to one row, but the recipe {recipe.name} scores one"
             raise DataError(problem, code="E7020", path=answer.where, help="give one answer per row")
     line: dict[str, Any] = asdict(predictions[0])
     if answer.sampled:
@@ -219,7 +219,7 @@ def match_references(
             f"{plural(len(answers), 'prediction')} for {plural(len(rows), 'reference')}",
             code="E7021",
             path=answers[0].where.rpartition(":")[0] or None,
-            help="one answer per reference in the same order, an empty text where there is none; "
+            help="write one answer per reference in the same order, an empty text for a missing answer; "
             f"or give both files a column {ID_COLUMNS[0]!r}",
         )
     return list(zip(answers, range(len(rows)), strict=True)), "order"
@@ -230,22 +230,26 @@ def _by_id(column: str, answers: Sequence[PredictedAnswer], rows: Rows) -> list[
     for answer in answers:
         key = str(answer.row[column])  # CSV has only strings
         if key in by_id:
-            problem = f"the {column} {key!r} has an answer already, at {by_id[key].where}"
-            help_text = f'several answers to one row are a list: {{"{column}": …, "text": ["…", "…"]}}'
+            problem = f"the {column} {key!r} already has an answer, at {by_id[key].where}"
+            help_text = f'write several answers to one row as a list: {{"{column}": …, "text": ["…", "…"]}}'
             raise DataError(problem, code="E7022", path=answer.where, field=column, help=help_text)
         by_id[key] = answer
     numbers: dict[str, int] = {}
     for number, row in enumerate(rows):
         key = str(row.get(column))
         if row.get(column) is None or key in numbers:
-            problem = f"the {column} {key!r} is in two references" if key in numbers else f"a reference has no {column}"
+            problem = f"two references have the {column} {key!r}" if key in numbers else f"a reference has no {column}"
             raise DataError(
-                problem, code="E7023", path=rows.where(number), field=column, help="every reference needs its own"
+                problem,
+                code="E7023",
+                path=rows.where(number),
+                field=column,
+                help=f"every reference needs its own {column}",
             )
         numbers[key] = number
     unknown = [key for key in by_id if key not in numbers]
     if unknown:
-        problem = f"{plural(len(unknown), 'answer')} to a {column} that no reference has: {_some(unknown)}"
+        problem = f"{plural(len(unknown), 'answer')} with a {column} that no reference has: {_some(unknown)}"
         hint = did_you_mean(unknown[0], numbers)
         raise DataError(
             f"{problem}{hint}", code="E7024", path=by_id[unknown[0]].where, field=column, help="remove or correct them"
@@ -253,7 +257,7 @@ def _by_id(column: str, answers: Sequence[PredictedAnswer], rows: Rows) -> list[
     missing = [key for key in numbers if key not in by_id]
     if missing:
         problem = f"{plural(len(missing), 'reference')} without an answer: {column} {_some(missing)}"
-        help_text = "every reference counts: where a model gave no answer, its text is empty"
+        help_text = "every reference counts: write an empty text for a missing answer"
         raise DataError(problem, code="E7025", path=rows.where(numbers[missing[0]]), field=column, help=help_text)
     return [(by_id[key], number) for key, number in numbers.items()]
 
@@ -271,8 +275,8 @@ def read_predictions(source: str) -> list[PredictedAnswer]:
     path = Path(source).expanduser()
     bare_values = _bare_values(path) if path.suffix.lower() in (".txt", ".jsonl", ".json") and path.is_file() else None
     if bare_values is not None and not bare_values:
-        help_text = "one answer per reference, an empty line where there is none"
-        raise DataError("the file holds no answer", code="E7026", path=path, help=help_text)
+        help_text = "write one answer per reference, an empty line for a missing answer"
+        raise DataError("the file contains no answers", code="E7026", path=path, help=help_text)
     if bare_values is not None:
         return [
             PredictedAnswer(_texts(value, where), isinstance(value, list), {}, where) for value, where in bare_values
@@ -286,10 +290,10 @@ def read_predictions(source: str) -> list[PredictedAnswer]:
         column = next((name for name in TEXT_COLUMNS if name in row), None)
         if column is None:
             raise DataError(
-                f"no answer among the columns {', '.join(row)}",
+                f"none of the columns has an answer: {', '.join(row)}",
                 code="E7027",
                 path=where,
-                help=f"an answer stands in a column {', '.join(TEXT_COLUMNS[:-1])} or {TEXT_COLUMNS[-1]}",
+                help=f"put the answer into a column {', '.join(TEXT_COLUMNS[:-1])} or {TEXT_COLUMNS[-1]}",
             )
         answers.append(PredictedAnswer(_texts(row[column], where, column), isinstance(row[column], list), row, where))
     return answers
@@ -301,7 +305,7 @@ def _texts(value: Any, where: str, field: str | None = None) -> tuple[str, ...]:
     if not texts or not all(isinstance(text, str) for text in texts):
         problem = "an empty list of answers" if not texts else f"an answer is {json_kind(wrong)}, not text"
         raise DataError(
-            problem, code="E7028", path=where, field=field, help='an answer that is missing is the empty text: ""'
+            problem, code="E7028", path=where, field=field, help='write the empty text "" for a missing answer'
         )
     return tuple(texts)
 
@@ -345,9 +349,9 @@ def _bare(line: str, where: str) -> Any:
         value = parse_json(line)
     except ValueError as error:
         raise DataError(
-            f"not valid JSON: {error}", code="E7030", path=where, help="a line is one JSON text or object"
+            f"not valid JSON: {error}", code="E7030", path=where, help="each line is one JSON string or object"
         ) from None
     if isinstance(value, dict):
-        problem = f"an object, and the first line is a bare text; the object holds {truncate_text(', '.join(value))}"
-        raise DataError(problem, code="E7031", path=where, help="give every line the same layout")
+        problem = f"an object, but the first line is a string; the object has {truncate_text(', '.join(value))}"
+        raise DataError(problem, code="E7031", path=where, help="use the same format in every line")
     return value

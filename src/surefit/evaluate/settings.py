@@ -31,39 +31,39 @@ def _contradictions(section: EvaluateSection, recipe: TaskRecipe) -> Iterator[Co
         return
     if section.constrained != "none" and recipe.grammar is None:
         yield ConfigError(
-            f"the recipe {recipe.name} has no grammar, so there is nothing to constrain its answers with",
+            f"the recipe {recipe.name} has no grammar, so its answers cannot be constrained",
             code="E7032",
             field="evaluate.constrained",
             help="write constrained: none, or give the recipe a grammar",
         )
     if section.samples > 1 and recipe.score_samples is None:
         yield ConfigError(
-            f"the recipe {recipe.name} judges one answer per prompt, not {section.samples}",
+            f"the recipe {recipe.name} scores one answer per prompt, not {section.samples}",
             code="E7033",
             field="evaluate.samples",
             help="write samples: 1, or give the recipe a score_samples",
         )
     if section.samples > 1 and section.temperature == 0:
         yield ConfigError(
-            f"without a temperature the {section.samples} answers to a prompt are all the same",
+            f"without a temperature, the {section.samples} answers to a prompt are identical",
             code="E7034",
             field="evaluate.samples",
             help="set evaluate.temperature, 0.2 to 0.8 for pass@k, or write samples: 1",
         )
     if section.num_beams > 1 and section.temperature > 0:
         yield ConfigError(
-            f"{section.num_beams} beams look for the most probable answer, a temperature of {section.temperature:g} "
-            "draws one",
+            f"{section.num_beams} beams search for the most probable answer, but a temperature of "
+            f"{section.temperature:g} samples one",
             code="E7035",
             field="evaluate.num_beams",
             help="drop either",
         )
     if section.server is not None and not section.server.startswith(("http://", "https://")):
-        problem = "the address of a server begins with http:// or https://"
+        problem = "a server's URL must begin with http:// or https://"
         yield ConfigError(problem, code="E7036", field="evaluate.server", help="write it as http://HOST:PORT/v1")
     if section.num_beams > 1 and section.server is not None:
         yield ConfigError(
-            "servers of the OpenAI kind know no beam search",
+            "OpenAI-compatible servers do not support beam search",
             code="E7037",
             field="evaluate.num_beams",
             help="write num_beams: 1, or answer without evaluate.server",
@@ -75,8 +75,8 @@ def _of_ranking(section: EvaluateSection, recipe: TaskRecipe) -> Iterator[Config
         value = getattr(section, name)
         if value != neutral:
             yield ConfigError(
-                f"the recipe {recipe.name} ranks labels in one forward pass and generates nothing, so {name} {value} "
-                "has no meaning",
+                f"the recipe {recipe.name} ranks labels in one forward pass without generating, so {name} {value} "
+                "has no effect",
                 code="E7038",
                 field=f"evaluate.{name}",
                 help=f"remove evaluate.{name}",

@@ -425,7 +425,7 @@ def _t(level: float, freedom: int) -> float:
 def _sample(values: ArrayLike) -> Floats:
     sample = np.asarray(values, dtype=np.float64)
     if sample.size == 0:
-        raise DataError("there are no scores to average", code="E7040", help="give at least one row to evaluate")
+        raise DataError("there are no scores to average", code="E7040", help="evaluate at least one row")
     if not np.isfinite(sample).all():
         raise DataError("a score is not a finite number", code="E7041", help="correct the recipe's score function")
     return sample

@@ -83,17 +83,17 @@ def _require_checkpoint(run: RunDir, variant: str) -> None:
     checkpoints = [path.name for _, path in manager.list_steps(run.checkpoints)]
     if variant not in checkpoints:
         raise ConfigError(
-            f"there is no checkpoint {variant} in this run{did_you_mean(variant, checkpoints)}",
+            f"this run has no checkpoint {variant}{did_you_mean(variant, checkpoints)}",
             code="E7045",
             path=run.checkpoints,
-            help=f"there are {', '.join(checkpoints)}; checkpoint.save_total_limit says how many are kept"
+            help=f"there are {', '.join(checkpoints)}; checkpoint.save_total_limit sets how many are kept"
             if checkpoints
-            else "`surefit train` writes checkpoints; checkpoint.save_total_limit says how many are kept",
+            else "`surefit train` writes checkpoints; checkpoint.save_total_limit sets how many are kept",
         )
     if fault := manager.find_checkpoint_damage(run.checkpoints / variant, hashes=True):
         raise ConfigError(f"the checkpoint {variant} cannot be scored: {fault}",
         code="E7046", path=run.checkpoints / variant,
-                          help="take another one")  # fmt: skip
+                          help="choose another checkpoint")  # fmt: skip
 
 
 def _require_there(run: RunDir, variant: str, known: Sequence[str]) -> None:
@@ -103,7 +103,7 @@ def _require_there(run: RunDir, variant: str, known: Sequence[str]) -> None:
     if not path.is_dir():
         available = [name for name in known if name in ("base", SERVED) or (run.path / name).is_dir()]
         raise ConfigError(
-            f"there is no {path.name}/ in this run yet",
+            f"this run has no {path.name}/ yet",
             code="E7047",
             path=run.path,
             help=f"`surefit {'merge' if variant == 'merged' else 'train'}` writes it; "
@@ -111,10 +111,10 @@ def _require_there(run: RunDir, variant: str, known: Sequence[str]) -> None:
         )
     if variant == "merged" and _certified(run) != base_identity(run.merged):
         raise GateError(
-            "merged/ is not the model that its certificate was given for",
+            "merged/ has changed since its certificate was written",
             code="E7048",
             path=run.certificate,
-            help="`surefit merge` makes and certifies it again",
+            help="`surefit merge` writes and certifies it again",
         )
 
 
@@ -146,8 +146,8 @@ def open_variants(
     for name in filter(checkpoint_step, chosen):
         checkpoint_model = CheckpointModel(config, hardware, run)
         if not checkpoint_model.become(run.checkpoints / name):
-            raise ConfigError(f"the checkpoint {name} was deleted meanwhile", code="E7049", path=run.checkpoints,
-                              help="raise checkpoint.save_total_limit, or score it when training is done")  # fmt: skip
+            raise ConfigError(f"the checkpoint {name} was deleted in the meantime", code="E7049", path=run.checkpoints,
+                              help="raise checkpoint.save_total_limit, or score it after training")  # fmt: skip
         yield name, checkpoint_model.model, checkpoint_model.tokenizer
         del checkpoint_model
     for name, path in (("merged", run.merged), ("model", run.model)):

@@ -129,10 +129,10 @@ def _unused_suppressions(ran: Mapping[str, Rule], reasons: Iterable[str], used: 
             continue
         label = f"{code} ({rule.name})"
         if rule.suppressible:
-            message, help_text = f"{label} is ignored, and finds nothing here", f"remove {code} from lint.ignore"
+            message, help_text = f"{label} is ignored, but finds nothing here", f"remove {code} from lint.ignore"
         else:
-            message = f"{label} cannot be ignored: what it finds stops the run all the same"
-            help_text = f"fix what {code} finds, and remove it from lint.ignore"
+            message = f"{label} cannot be ignored: the run would stop anyway"
+            help_text = f"fix the problem that {code} reports, and remove it from lint.ignore"
         yield Finding(f"lint.ignore.{code}", message, help_text, fix=ConfigFix(f"lint.ignore.{code}", None))
 
 

@@ -174,9 +174,8 @@ class Rule:
     """A rule: its code (never reused), its name, the severity of its findings, and its function.
 
     Attributes:
-        takes: the types of the function's parameters.
-        suppressible: whether a config may accept its findings (`lint.ignore`). False if they stand for an input that no
-            stage can use: the run would stop all the same, later.
+        takes: the types of the function's parameters. suppressible: whether a config may accept its findings
+        (`lint.ignore`). False if they report an input that no stage can use: the run would stop later anyway.
     """
 
     code: str

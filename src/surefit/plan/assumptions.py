@@ -37,7 +37,7 @@ def list_assumptions(resolved: ResolvedConfig, hardware: HardwareFacts) -> Itera
         yield Assumption(
             "liger-kernel",
             False,
-            "no fused kernels, which need less memory and time: speed.kernels: true plans with them",
+            "fused kernels, which need less memory and time, are not planned: set speed.kernels: true to include them",
         )
     elif config.speed.kernels is True:
         yield from (Assumption(package, True, "speed.kernels: true") for package in KERNEL_PACKAGES)
@@ -56,4 +56,4 @@ def list_assumptions(resolved: ResolvedConfig, hardware: HardwareFacts) -> Itera
 def assumption_text(assumed: Mapping[str, Any]) -> str:
     """Return an entry of plan.json's `assumptions` in words."""
     state = "installed" if assumed["installed"] else "not installed"
-    return f"{assumed['package']} is {state} there ({assumed['why']})"
+    return f"{assumed['package']} is {state} on that machine ({assumed['why']})"

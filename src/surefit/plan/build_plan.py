@@ -157,7 +157,7 @@ def _estimate(
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Return the estimate, None where there is neither a simulation nor a closed form, and the reason why there is no
     simulation."""
-    why = "asked to be quick" if quick else planner.too_long(resolved)
+    why = "--quick was given" if quick else planner.too_long(resolved)
     simulation: dict[str, Any] = {}
     if why is None:
         try:
@@ -219,11 +219,11 @@ def _setting(resolved: ResolvedConfig) -> str:
     trained = f"{kind} r {config.lora.r}" if config.train.method == "lora" else "all weights"
     dtype: str = config.model.dtype
     if config.model.quantization != "none":
-        dtype += f" over {config.model.quantization}"
+        dtype += f" on {config.model.quantization}"
     words = [f"{trained} in {dtype}", "packed" if config.data.packing is True else "padded"]
     words += [] if config.train.optim == "adamw_torch" else [config.train.optim]
-    words += [] if config.speed.chunked_loss else ["all logits held"]
-    words += ["MLPs in tiles"] if config.speed.tiled_mlp is True else []
+    words += [] if config.speed.chunked_loss else ["full logits"]
+    words += ["tiled MLPs"] if config.speed.tiled_mlp is True else []
     return ", ".join([*words, WORDS[config.train.gradient_checkpointing]])
 
 
@@ -233,8 +233,8 @@ def closed_form_disagreement(closed: int, simulated: int, limit: float = 0.03) -
     if abs(error) <= limit:
         return None
     return (
-        f"the closed form says {bytes_text(closed)} where the simulation says {bytes_text(simulated)} ({error:+.1%}): "
-        "trust the simulation, and report the config"
+        f"the closed form estimates {bytes_text(closed)}, the simulation {bytes_text(simulated)} ({error:+.1%}): "
+        "trust the simulation, and please report this config"
     )
 
 
@@ -339,15 +339,15 @@ def _too_much_memory(
         return
     if estimate is None and fullest_moment_bytes(terms) > hardware.memory_bytes:
         yield (
-            f"memory: at least {bytes_text(fullest_moment_bytes(terms))} are needed, "
-            f"and {hardware.name} has {bytes_text(hardware.memory_bytes)}"
+            f"memory: the run needs at least {bytes_text(fullest_moment_bytes(terms))}, "
+            f"but {hardware.name} has {bytes_text(hardware.memory_bytes)}"
         )
     elif estimate is not None and estimate["verdict"] == "does not fit":
         capacity = estimate["capacity_bytes"]
         yield (
-            f"memory: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} are needed with "
-            f"{plural(estimate['micro_batch'], 'row')} of {estimate['length']:,} tokens, and {hardware.name} has "
-            f"{bytes_text(capacity)}{' for each process' if capacity != hardware.memory_bytes else ''}"
+            f"memory: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} are needed for "
+            f"{plural(estimate['micro_batch'], 'row')} of {estimate['length']:,} tokens, but {hardware.name} has "
+            f"{bytes_text(capacity)}{' per process' if capacity != hardware.memory_bytes else ''}"
         )
 
 
@@ -355,7 +355,7 @@ def _too_much_disk(terms: Sequence[MemoryTerm], hardware: HardwareFacts) -> Iter
     free = hardware.disk_free_bytes
     if free is not None and fullest_moment_bytes(terms) > free:
         origin = " (hardware.disk)" if hardware.disk_source == "config" else ""
-        yield f"disk: {bytes_text(fullest_moment_bytes(terms))} are written, and {bytes_text(free)} are free{origin}"
+        yield f"disk: the run writes {bytes_text(fullest_moment_bytes(terms))}, but {bytes_text(free)} are free{origin}"
 
 
 def _unknown(
@@ -368,17 +368,17 @@ def _unknown(
     """Yield what is not in the memory total, what comes before the run, and the GPUs of the machine that stay idle."""
     config = resolved.config
     if not memory:
-        yield f"all memory and disk terms: the size of {model.name} is not known on this machine"
+        yield f"all memory and disk terms: the size of {model.name} is unknown on this machine"
     if estimate is None:
         yield from (() if activations_known(config, model) else ACTIVATIONS_LEFT_OUT)
         yield LEFT_OUT
     if model.source == "gguf" and model.path is None and model.weight_bytes:
-        yield f"the conversion of the GGUF file, once, into SureFit's cache: {bytes_text(model.weight_bytes)}"
+        yield f"the converted GGUF file, written once into SureFit's cache: {bytes_text(model.weight_bytes)}"
     if model.dequantized_from and model.weight_bytes:
-        yield f"the dequantised copy of the base, once, in SureFit's cache: {bytes_text(model.weight_bytes)}"
+        yield f"the dequantized copy of the base, written once into SureFit's cache: {bytes_text(model.weight_bytes)}"
     if hardware.gpu_count > (count := count_processes(config)):
         idle = plural(hardware.gpu_count - count, "other GPU")
-        yield f"{idle} of this machine: --gpus {hardware.gpu_count} takes all"
+        yield f"{idle} of this machine: --gpus {hardware.gpu_count} uses all"
 
 
 def _unknown_disk(model: ModelFacts, hardware: HardwareFacts, disk: Sequence[MemoryTerm]) -> Iterator[str]:
@@ -387,14 +387,14 @@ def _unknown_disk(model: ModelFacts, hardware: HardwareFacts, disk: Sequence[Mem
     if model.source in ("catalogue", "hub") and model.weight_bytes and elsewhere:
         yield f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}"
     if hardware.disk_source == "unknown":
-        yield f"the free disk space of the machine with the {hardware.name}: hardware.disk says it, such as 100GB"
+        yield f"the free disk space of the machine with the {hardware.name}: set hardware.disk, such as 100GB"
 
 
 def _missing_simulation_notes(estimate: dict[str, Any] | None, why: str | None) -> Iterator[str]:
     """Yield a note that the memory is not simulated, with what stands in its place, and why."""
     if why:
-        instead = "is the closed form's" if estimate else "holds only the terms that arithmetic knows"
-        yield f"the simulation: {why}; the memory here {instead}"
+        instead = "is by closed form" if estimate else "has only the terms with a formula"
+        yield f"the simulation: {why}; the memory shown {instead}"
 
 
 LEFT_OUT_SHARE = 0.01
@@ -405,8 +405,8 @@ def _rows_left_out(lengths: ExampleLengths) -> Iterator[str]:
     """Yield a line where rows will be left out: the number of steps does not account for that."""
     if lengths.left_out >= LEFT_OUT_SHARE:
         yield (
-            f"the rows that are longer than data.max_length, about {100 * lengths.left_out:.0f} %: they are left out "
-            "of training, so it has fewer steps and takes less time"
+            f"rows longer than data.max_length, about {100 * lengths.left_out:.0f} %: training drops them, so it "
+            "has fewer steps and needs less time"
         )
 
 
@@ -419,13 +419,13 @@ def _unplanned_notes(
 ) -> Iterator[str]:
     """Yield what was not timed, and what no plan counts."""
     if time is None:
-        yield "time" if quick else "time: how fast this device is, is not known; `surefit calibrate` measures it"
+        yield "time" if quick else "time: the speed of this device is unknown; `surefit calibrate` measures it"
     else:
         yield "time of merging" if scored else "time of merging and scoring"
         if time["parts"] and not time["parts"]["evaluations"] and not resolved.config.data.holds_nothing_out:
-            yield "time of the held-out loss: its rows are not counted yet"
+            yield "time of the held-out loss: its number of rows is unknown"
     if not answered:
-        yield "the memory of generating answers when the model is scored"
+        yield "memory for generating the scored answers"
     yield "other processes on the device"
     if resolved.config.speed.compile:
-        yield "what compiling changes: the plan is that of the same layers uncompiled"
+        yield "the effect of compilation: the plan is for uncompiled layers"

@@ -38,10 +38,10 @@ def build_model(setting: StepConfig, device: str) -> torch.nn.Module:
             )
         except (ValueError, KeyError, AttributeError, ImportError) as error:
             raise ModelError(
-                f"transformers builds no model from its config.json: {' '.join(str(error).split())[:200]}",
+                f"transformers cannot build the model from its config.json: {' '.join(str(error).split())[:200]}",
                 code="E8001",
                 field="model.name_or_path",
-                help="it takes a causal language model",
+                help="SureFit needs a causal language model",
             ) from error
         model.tie_weights()
         model = quantize_meta(model, setting.quantization)

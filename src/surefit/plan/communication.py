@@ -79,7 +79,7 @@ def estimate_step_communication(
     across = _replica_gradient_bytes(resolved, model, sharing, length) if sharing.processes > sharing.each else 0
     if link is None and inside:
         return StepCommunication(
-            size, contents, None, "how fast these devices exchange tensors is not known", waited=key_values
+            size, contents, None, "the speed of the link between these devices is unknown", waited=key_values
         )
     if inside:
         assert link is not None
@@ -87,7 +87,7 @@ def estimate_step_communication(
     if key_values and link and sharing.tokens <= sharing.each:
         return StepCommunication(size, contents, REACHED * link.bandwidth, link.source, size - key_values, key_values)
     return StepCommunication(
-        size, contents, REACHED * NETWORK, "200 Gb/s for each GPU between the machines, assumed", waited=key_values
+        size, contents, REACHED * NETWORK, "200 Gb/s per GPU between machines, assumed", waited=key_values
     )
 
 
@@ -110,24 +110,26 @@ def _communication_bytes(
     gradients_note = ", and gradients between the groups" if groups > 1 else ""
     match sharing.mode:
         case "ddp":
-            return round(2 * all_ranks_share * number * trained), "the sum of all gradients"
+            return round(2 * all_ranks_share * number * trained), "all-reduce of the gradients"
         case "fsdp":
             micro_batch_bytes = 2 * share * number * total + share * FLOAT32 * trained
             return round(
                 micro * micro_batch_bytes
-            ), "weights gathered twice and gradients added up, for each micro batch"
+            ), "two all-gathers of the weights and a reduction of the gradients per micro batch"
         case "zero2":
             return round(
                 all_ranks_share * number * trained * (2 * micro + 1)
-            ), "gradients for each micro batch, and new weights"
+            ), "gradients of each micro batch, and the updated weights"
         case "zero3":
             micro_batch_bytes = 2 * all_ranks_share * number * total + 2 * all_ranks_share * number * trained
             return round(
                 micro * micro_batch_bytes
-            ), "weights gathered twice and gradients added up, for each micro batch"
+            ), "two all-gathers of the weights and a reduction of the gradients per micro batch"
         case "tp":
             hidden_state_bytes = micro * 2 * share * 2 * model.num_layers * passes * state
-            return round(hidden_state_bytes + between_groups), f"two hidden states per layer, each way{gradients_note}"
+            return round(
+                hidden_state_bytes + between_groups
+            ), f"two hidden states per layer in each direction{gradients_note}"
         case "cp":
             key_value_bytes = _key_value_bytes(resolved, model, sharing, length)
             return round(
@@ -135,7 +137,7 @@ def _communication_bytes(
             ), "keys and values of every layer, and all gradients"
         case "pp":
             return round(2 * micro * state + between_groups), f"hidden states and their gradients{gradients_note}"
-    raise AssertionError(f"what processes exchange under {sharing.mode} is not said here")
+    raise AssertionError(f"no communication model for {sharing.mode}")
 
 
 def _key_value_bytes(resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayout, length: int) -> int:

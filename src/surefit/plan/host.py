@@ -44,7 +44,7 @@ def build_host_plan(
         memory.append({"term": "layer inputs", "bytes": layers * pinned_bytes(layer_bytes), "why": reason})
         traffic["layer inputs"] = 2 * layers * layer_bytes * shape.micro_batches
     if paged := paged_bytes(resolved, model):
-        reason = f"moments of parameters of at least {PAGED:,} numbers; the driver moves them when the GPU is full"
+        reason = f"moments of parameters with at least {PAGED:,} elements; the driver moves them if the GPU is full"
         memory.append({"term": "paged moments", "bytes": paged, "why": reason})
         traffic["paged moments, at most"] = 2 * paged
     return {

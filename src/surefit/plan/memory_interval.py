@@ -95,7 +95,7 @@ class MemoryEstimate:
         """Method of the estimate and its relative error, in words."""
         if self.above == self.margin:
             return f"{self.how} ± {self.margin:.0%}"
-        return f"{self.how} - {self.margin:.0%} + {self.above:.0%}, because freed memory fragments"
+        return f"{self.how} - {self.margin:.0%} + {self.above:.0%} for memory fragmentation"
 
 
 def build_memory_estimate(
@@ -216,8 +216,8 @@ def require_plannable(resolved: ResolvedConfig, model: ModelFacts, hardware: Har
     adapter = resolved.config.adapter
     if adapter is not None and adapter.r > model.hidden_size:
         raise ConfigError(
-            f"rank {adapter.r:,} is over the hidden size of {model.name}, {model.hidden_size:,}",
+            f"rank {adapter.r:,} exceeds the hidden size of {model.name}, {model.hidden_size:,}",
             code="E8018",
             field="lora.r",
-            help="a factorisation wider than the layer saves nothing: choose 8 to 256, or train.method: full",
+            help="factors wider than the layer save nothing: choose 8 to 256, or train.method: full",
         )

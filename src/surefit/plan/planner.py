@@ -56,7 +56,7 @@ class ExampleLengths:
 
     longest: int | None = None
     mean: float | None = None
-    source: str = "data.max_length: `surefit audit` first, to plan with the real rows'"
+    source: str = "data.max_length: run `surefit audit` first to plan with the lengths of the real rows"
     supervised: float = 1.0
     known: Literal["all", "sample", "none"] = "none"
     shortest: int | None = None

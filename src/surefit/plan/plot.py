@@ -43,13 +43,13 @@ def _phases(phases: list[dict[str, Any]], scale: float) -> Iterator[str]:
         yield f'<text x="{LEFT - 8}" y="{y + 17}" text-anchor="end">{escape(phase["name"])}</text>'
         yield _bar(LEFT, y, reserved * scale, "#c8d6e0")
         yield _bar(LEFT, y, allocated * scale, PALETTE[0])
-        text = f"{bytes_text(allocated)} in tensors, {bytes_text(reserved)} held"
+        text = f"{bytes_text(allocated)} in tensors, {bytes_text(reserved)} reserved"
         yield f'<text x="{LEFT + 6}" y="{y + 17}" stroke="#ffffff" stroke-width="3" paint-order="stroke">{text}</text>'
 
 
 def _terms(terms: list[dict[str, Any]], scale: float, top: float) -> Iterator[str]:
     """Yield the fullest moment as one bar, and a line that names each part."""
-    yield f'<text x="{LEFT - 8}" y="{top + 17}" text-anchor="end">fullest moment</text>'
+    yield f'<text x="{LEFT - 8}" y="{top + 17}" text-anchor="end">peak</text>'
     x = float(LEFT)
     for number, term in enumerate(terms):
         colour, width = PALETTE[number % len(PALETTE)], term["bytes"] * scale

@@ -46,7 +46,7 @@ def process_overhead_bytes() -> tuple[int, int, str]:
     if resident is None:
         return *ASSUMED, "assumed"
     if _for_another_process.get() and resident > ASSUMED[1]:
-        return *ASSUMED, f"assumed: the {bytes_text(resident)} of the program that plans are not counted"
+        return *ASSUMED, f"assumed; the {bytes_text(resident)} of the planning process are not counted"
     return resident + LATER[0], resident + LATER[1], "as measured"
 
 

@@ -149,10 +149,10 @@ def load_profile(path: Path) -> DeviceProfile:
         curves = (*profile.matmul.values(), *profile.attention.values(), profile.copy)
         speeds = [y for curve in curves for _, y in curve]
         if not profile.matmul or not profile.copy or not all(0 < y < math.inf for y in speeds) or profile.launch < 0:
-            raise ValueError("it holds no speeds")
+            raise ValueError("it has no speeds")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"this is no profile of a device: {error}",
+            f"this is not a device profile: {error}",
             code="E8002",
             path=path,
             help="delete it, or run `surefit calibrate` again",
@@ -194,10 +194,10 @@ def to_device_rates(device: GpuSpec | DeviceProfile) -> DeviceRates:
     peak = {dtype: rate for dtype, rate in rates.items() if rate is not None}
     if "float32" not in peak or not peak.keys() & {"bfloat16", "float16"} or device.bandwidth is None:
         raise MachineError(
-            f"how fast {device.name} is, is not known: the catalogue lacks a figure",
+            f"the speed of {device.name} is unknown: the catalogue has no figure for it",
             code="E8003",
             field="hardware.gpu",
-            help="run `surefit calibrate` on one, and copy the profile into SureFit's cache folder",
+            help="run `surefit calibrate` on that device, and copy the profile into SureFit's cache folder",
         )
     return DeviceRates(
         {dtype: [(1.0, rate * PRODUCTS)] for dtype, rate in peak.items()},

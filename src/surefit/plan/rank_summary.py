@@ -32,11 +32,11 @@ def as_single_process(resolved: ResolvedConfig) -> ResolvedConfig:
 def simulation_obstacle(sharing: ShardingLayout, model: ModelFacts) -> str | None:
     """Return why a shared step is calculated; None where its engine runs on tensors without data."""
     if MODES[sharing.mode].deepspeed:
-        return "DeepSpeed reads the values of its tensors, so it cannot run without them"
+        return "DeepSpeed reads the values of its tensors, so it cannot run without data"
     if sharing.mode == "pp" and model.num_layers > DEEP_PIPELINE:
-        return f"the stages of a pipeline of {model.num_layers} layers are not alike"
+        return f"the stages of a pipeline of {model.num_layers} layers differ"
     if sharing.offload and sharing.mode == "fsdp":
-        return "shards in the host's memory are not told apart from those on the GPU"
+        return "the simulation cannot separate shards in host memory from shards on the GPU"
     return None
 
 
@@ -80,5 +80,5 @@ def summarize_ranks(
 def _describe_simulated_rank(sharing: ShardingLayout, model: ModelFacts, rank: int) -> str:
     if sharing.mode == "pp" and model.architecture in LLAMA_LIKE:
         layers = pipeline_stages(model, sharing.size)[rank]
-        return f"rank {rank}, the stage that needs most: {plural(len(layers), 'layer')}, {layers[0]} to {layers[-1]}"
-    return "rank 0; the others need as much, or a few bytes less"
+        return f"rank {rank}, the stage with most memory: {plural(len(layers), 'layer')}, {layers[0]} to {layers[-1]}"
+    return "rank 0; the others need the same, or a few bytes less"

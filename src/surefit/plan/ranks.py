@@ -117,9 +117,7 @@ def fake_process_group_engine(sharing: ShardingLayout) -> Iterator[Engine]:
         MachineError: this process is already connected to real ones.
     """
     if dist.is_initialized():
-        raise MachineError(
-            "this process is one of several already, and cannot pretend to be one of others", code="E8004"
-        )
+        raise MachineError("this process is already one of several, so it cannot simulate another rank", code="E8004")
     dist.init_process_group("fake", store=FakeStore(), rank=sharing.rank, world_size=sharing.processes)
     try:
         yield _engine(sharing)
@@ -131,7 +129,7 @@ def _engine(sharing: ShardingLayout) -> Engine:
     mode = MODES[sharing.mode]
     if mode.deepspeed:
         raise MachineError(
-            f"{sharing.mode} is DeepSpeed's, which reads the values of its tensors: it cannot be simulated",
+            f"{sharing.mode} cannot be simulated: DeepSpeed reads the values of its tensors",
             code="E8005",
         )
     sizes = {sharing.mode: sharing.size} if mode.grouped else {"dp_replicate": sharing.processes // sharing.size}

@@ -39,7 +39,7 @@ from surefit.plan.step_config import StepConfig, build_step_config
 from surefit.plan.time import DISK_BYTES_PER_SECOND, SHALLOW, START_SECONDS, roofline
 from surefit.plan.trace import Recorder
 
-READ, WRITE = "reading the prompts", "writing a token"
+READ, WRITE = "reading the prompts", "generating a token"
 ROUNDING = 16
 """Tokens to which lengths are rounded up, so that sets of about the same length are simulated once."""
 

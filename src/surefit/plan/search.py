@@ -40,7 +40,7 @@ FIELDS: tuple[SolvableField, ...] = get_args(SolvableField)
 SIMULATED = 3
 """Number of the fastest candidates that are simulated, the fastest first, until one fits."""
 RESOLUTION = 0.01
-"""Share of a step's time below which two estimates cannot be told apart: the config then stays as it is."""
+"""Share of a step's time below which two estimates count as equal: the config then stays as it is."""
 LENGTH_STEP = 64
 """Tokens between two lengths that `find_largest` distinguishes."""
 LONGEST = 2**20
@@ -322,7 +322,7 @@ def find_largest(field: SolvableField, planner: Planner, place: DeviceConfig) ->
     require_plannable(place.resolved, planner.model, place.hardware)
     if place.hardware.memory_bytes is None:
         raise ConfigError(
-            f"the memory of {place.hardware.name} is not known",
+            f"the memory of {place.hardware.name} is unknown",
             code="E8006",
             field="hardware.gpu",
             help="name a GPU: --gpu h100",
@@ -405,20 +405,25 @@ def _values(field: SolvableField, model: ModelFacts, config: Config) -> tuple[Se
     match field:
         case "max_length":
             context = model.max_position_embeddings or LONGEST
-            return range(LENGTH_STEP, context + 1, LENGTH_STEP), f"the context of {model.name} ends there"
+            return range(LENGTH_STEP, context + 1, LENGTH_STEP), f"it is the context length of {model.name}"
         case "batch":
             return _divisors(config.train.global_batch_size), "it is the whole global batch"
         case "rank":
             if config.train.method != "lora":
                 raise ConfigError(
-                    "there is no rank: all weights are trained", code="E8007", field="train.method", help="use lora"
+                    "there is no LoRA rank: all weights are trained",
+                    code="E8007",
+                    field="train.method",
+                    help="use lora",
                 )
             return range(1, model.hidden_size + 1), "it is the model's hidden size"
         case "model":
             names = sorted(catalogue(), key=lambda name: (model_facts(name).parameters or 0, name))
             return names, "it is the largest model of the catalogue"
         case _:
-            raise ConfigError(f"{field!r} cannot be solved for", code="E8008", help=f"one of {', '.join(FIELDS)}")
+            raise ConfigError(
+                f"--solve {field!r} is not supported", code="E8008", help=f"choose one of {', '.join(FIELDS)}"
+            )
 
 
 def largest_fitting_index(fits: Callable[[int], bool], count: int) -> int:
@@ -461,10 +466,10 @@ def _closed_form_or_error(planner: Planner, resolved: ResolvedConfig, hardware: 
     estimate = planner.closed_form(resolved, hardware)
     if estimate is None:
         raise ModelError(
-            f"the layers of {planner.model.name} are not known, so nothing can be searched",
+            f"the layers of {planner.model.name} are unknown, so there is nothing to search",
             code="E8009",
             field="model.name_or_path",
-            help="`surefit plan CONFIG` simulates it as it is",
+            help="`surefit plan CONFIG` simulates the config without a search",
         )
     return estimate
 

@@ -204,12 +204,16 @@ def load_pretrained_config(model: ModelFacts, revision: str | None = None) -> Pr
     """
     if model.custom_code:
         raise ModelError(
-            "comes with Python code of its own", code="E8010", path=model.name, field=FIELD, help="it is not simulated"
+            "comes with its own Python code",
+            code="E8010",
+            path=model.name,
+            field=FIELD,
+            help="models with custom code are not simulated",
         )
     if model.quantization:
         raise ModelError(
-            f"its weights are stored quantised ({model.quantization})", code="E8011",
-            path=model.name, field=FIELD, help="name the model they were quantised from",
+            f"its weights are stored quantized ({model.quantization})", code="E8011",
+            path=model.name, field=FIELD, help="name the original, unquantized model",
         )  # fmt: skip
     values = dict(_with_floats(_config_json(model, revision)))
     kind = values.pop("model_type", None)
@@ -273,7 +277,7 @@ def require_sizes(setting: StepConfig) -> None:
             raise ConfigError(f"{number} {description}", code="E8014", field=key, help="at least 1")
     if setting.adapter is not None and setting.adapter.r > width:
         raise ConfigError(
-            f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have",
+            f"LoRA of rank {setting.adapter.r} has more parameters than the layers, which are {width} wide",
             code="E8015",
             field="lora.r", help=f"at most {width}; 8 to 64 is usual, and train.method: full trains everything",
         )  # fmt: skip

@@ -74,7 +74,7 @@ def measure_plan_deviations(planned: dict[str, Any], resolved: ResolvedConfig, r
     steps = [line for line in read_jsonl(run.metrics) if "loss" in line]
     if not steps:
         raise ConfigError(
-            "no step was trained in this run", code="E8019", path=run.path, help="name a run directory after training"
+            "this run has no training steps", code="E8019", path=run.path, help="name a run directory after training"
         )
     phases = _measured_phases(run)
     rows = [*_memory(planned, phases), *_time(planned, steps), *_disk(planned, resolved, run)]
@@ -149,17 +149,17 @@ def _notes(planned: dict[str, Any], run: RunDir, phases: dict[str, dict[str, int
     if run.plan.is_file():
         device = read_json(run.plan).get("device", {}).get("name")
         if device not in (None, planned["device"]["name"]):
-            yield f"the run was planned for {device}, this plan is for {planned['device']['name']}"
+            yield f"the run was planned for {device}, but this plan is for {planned['device']['name']}"
     if not phases:
         yield "memory: the run did not record it"
     elif not any("allocated" in figures for figures in phases.values()):
         peak_resident = max(figures.get("resident", 0) for figures in phases.values())
         training = estimate.get("training", estimate)
         yield (
-            f"memory by phase: measured on CUDA only; the process had {peak_resident:,} bytes of RAM at most, planned "
+            f"memory by phase: measured on CUDA only; the process peaked at {peak_resident:,} bytes of RAM, planned "
             f"{training.get('low_bytes', 0):,} to {training.get('high_bytes', 0):,}"
         )
     if not estimate.get("phases"):
-        yield f"memory by phase: the plan was not simulated: {estimate.get('not_simulated', 'nothing is known')}"
+        yield f"memory by phase: the plan was not simulated: {estimate.get('not_simulated', 'no reason is recorded')}"
     if planned.get("time") is None:
-        yield "time: not planned, because how fast this device is, is not known; `surefit calibrate` measures it"
+        yield "time: not planned, because the speed of this device is unknown; `surefit calibrate` measures it"

@@ -99,7 +99,7 @@ def _whole_run(
             "Time in training steps", parts.get("steps"), trained.seconds if trained else None, "seconds"
         ),
         PlannedVersusActual(
-            "Time of all of training", time.seconds if time else None, sum(attempt_seconds) or None, "seconds"
+            "Total training time", time.seconds if time else None, sum(attempt_seconds) or None, "seconds"
         ),
     ]
 

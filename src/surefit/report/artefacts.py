@@ -139,14 +139,14 @@ class Artefacts:
                         records.append(shape.model_validate(_cut(parse_json(redact(line.decode().rstrip())), limit)))
                     except (ValueError, RecursionError) as error:
                         if line.endswith(b"\n"):
-                            bad_lines.append(f"line {number} is left out, {_reason(error)}")
+                            bad_lines.append(f"line {number} is skipped, {_reason(error)}")
         except FileNotFoundError:
             return []
         except OSError as error:
             bad_lines.append(_reason(error))
         if bad_lines:
             self._damaged(
-                path, bad_lines[0] + (f"; {len(bad_lines) - 1} more lines are left out" if len(bad_lines) > 1 else "")
+                path, bad_lines[0] + (f"; {len(bad_lines) - 1} more lines are skipped" if len(bad_lines) > 1 else "")
             )
         return records
 
@@ -201,7 +201,7 @@ def read_settings(text: str) -> Iterator[ResolvedSetting]:
     """
     root = compose_yaml(text)
     if not isinstance(root, yaml.MappingNode):
-        raise ValueError("holds no settings")
+        raise ValueError("contains no settings")
 
     def walk(node: yaml.MappingNode, prefix: str) -> Iterator[ResolvedSetting]:
         for key, value in node.value:

@@ -130,9 +130,9 @@ def _absent(stage: str, found: Artefacts, tries: Sequence[Attempt]) -> str:
         case "failed":
             return f"The {stage} stage failed: {attempt.detail.rstrip('.') or 'no reason is recorded'}."
         case "interrupted":
-            return f"The {stage} stage was interrupted before it wrote anything to show."
+            return f"The {stage} stage was interrupted before it wrote any results."
         case _:
-            return f"The {stage} stage was started; no end is recorded: it is still running, or it was killed."
+            return f"The {stage} stage was started, but has no recorded end: it is still running, or it was killed."
 
 
 def render_page(page: Page) -> str:

@@ -9,30 +9,30 @@ from surefit.report.shapes import CertificateCheck, CertificateRecord
 from surefit.report.text import format_value, percent, readable_metric
 
 MAX_CHECKS = 40
-IDENTITY = "Is it the right adapter, on the right base?"
-WEIGHTS = "Are the weights what they should be?"
-ANSWERS = "Does it answer as the trained model did?"
+IDENTITY = "Adapter and base"
+WEIGHTS = "Merged weights"
+ANSWERS = "Predictions of the merged model"
 OTHERS = "Other checks"
 QUESTIONS: dict[str, tuple[str, str]] = {
-    "base_identity": (IDENTITY, "Is the base the one that the adapter was trained on?"),
-    "base_recorded": (IDENTITY, "Is it recorded which base the adapter was trained on?"),
-    "adapter_scaling": (IDENTITY, "Is the adapter scaled as the run was configured?"),
-    "adapter_complete": (IDENTITY, "Has every layer its factors, all finite and trained?"),
-    "adapter_as_trained": (IDENTITY, "Is the adapter's file what training held in memory?"),
-    "weights_as_trained": (IDENTITY, "Are the weights on disk what training held in memory?"),
+    "base_identity": (IDENTITY, "Is it the base that the adapter was trained on?"),
+    "base_recorded": (IDENTITY, "Does the adapter record its base?"),
+    "adapter_scaling": (IDENTITY, "Is the adapter's scale the configured one?"),
+    "adapter_complete": (IDENTITY, "Does every target layer have finite, trained factors?"),
+    "adapter_as_trained": (IDENTITY, "Does the adapter's file match the trained factors in memory?"),
+    "weights_as_trained": (IDENTITY, "Do the weights on disk match the trained weights in memory?"),
     "loads_from_disk": (WEIGHTS, "Can the files be read back?"),
-    "weights_off_disk": (WEIGHTS, "Do the files hold the merged weights bit for bit?"),
-    "weights_off_base": (WEIGHTS, "Is what the adapter left alone still the base's?"),
-    "weights_not_finite": (WEIGHTS, "Is every weight a finite number?"),
-    "merge_rounding": (WEIGHTS, "Is each weight as exact as its number format allows?"),
-    "logit_error_mean": (ANSWERS, "On average, are its predictions as near as rounding allows?"),
-    "logit_error_worst": (ANSWERS, "In the worst case, are its predictions as near as rounding allows?"),
-    "logit_error_max": (ANSWERS, "In the worst case, are its predictions as near as rounding allows?"),
-    "logits_not_finite": (ANSWERS, "Is every prediction a finite number?"),
-    "kl_mean": (ANSWERS, "Are its probabilities for the next token the same?"),
-    "top1_agreement": (ANSWERS, "Does it choose the same next token?"),
-    "effect_kept": (ANSWERS, "Is what was learnt still there after rounding?"),
-    "trained_differs_from_base": (ANSWERS, "Does it answer otherwise than the base?"),
+    "weights_off_disk": (WEIGHTS, "Do the files match the merged weights bit for bit?"),
+    "weights_off_base": (WEIGHTS, "Are all other weights unchanged from the base?"),
+    "weights_not_finite": (WEIGHTS, "Is every weight finite?"),
+    "merge_rounding": (WEIGHTS, "Is each weight as precise as its dtype allows?"),
+    "logit_error_mean": (ANSWERS, "Is the mean logit error within rounding?"),
+    "logit_error_worst": (ANSWERS, "Is the largest logit error within rounding?"),
+    "logit_error_max": (ANSWERS, "Is the largest logit error within rounding?"),
+    "logits_not_finite": (ANSWERS, "Are all logits finite?"),
+    "kl_mean": (ANSWERS, "Are the next-token probabilities the same?"),
+    "top1_agreement": (ANSWERS, "Does it predict the same next token?"),
+    "effect_kept": (ANSWERS, "Does the trained update survive rounding?"),
+    "trained_differs_from_base": (ANSWERS, "Does it differ from the base?"),
 }
 WHERE = {"reloaded_": "read back from disk", "in_memory_": "before it was written", "on_disk_": "read back from disk"}
 
@@ -82,7 +82,7 @@ def describe_certificate(certificate: CertificateRecord) -> list[str]:
     failed = [check for check in certificate.checks if not check.passed]
     if not certificate.passed:
         reasons = "; ".join(f"{_asked(check)[1].question} No: {check.why.rstrip('.')}" for check in failed[:3])
-        return [f"These weights were refused. {reasons or certificate.reason}.", *_into(certificate)]
+        return [f"The certificate failed. {reasons or certificate.reason}.", *_into(certificate)]
     return [*_same_answers(certificate), *_into(certificate)]
 
 
@@ -91,21 +91,21 @@ def _same_answers(certificate: CertificateRecord) -> list[str]:
     worst, largest = _of_disk(certificate.checks, "logit_error_worst"), _of_disk(certificate.checks, "logit_error_max")
     sentences = []
     if agreement is not None and isinstance(agreement.value, float | int):
-        where = f" at {certificate.positions:,} places" if certificate.positions else ""
+        where = f" at {certificate.positions:,} positions" if certificate.positions else ""
         rows = f" in {certificate.prompts:,} examples" if certificate.prompts else ""
         sentences.append(
-            f"Read back from disk, the model chose the same next token as base and adapter together in "
+            f"Reloaded from disk, the model predicts the same next token as base and adapter together in "
             f"{percent(float(agreement.value))} of cases{where}{rows}."
         )
     if worst is not None:
         sentences.append(
-            f"Place by place it is off by {format_value(worst.value)} times what rounding does; "
-            f"{format_value(worst.threshold)} times would be allowed."
+            f"Its largest error at a position is {format_value(worst.value)} times the rounding error; "
+            f"{format_value(worst.threshold)} times is allowed."
         )
     elif largest is not None:
         sentences.append(
-            f"The largest difference of a prediction (logit) is {format_value(largest.value)}; "
-            f"rounding alone would allow {format_value(largest.threshold)}."
+            f"The largest logit difference is {format_value(largest.value)}; "
+            f"rounding allows {format_value(largest.threshold)}."
         )
     return sentences
 
@@ -119,10 +119,9 @@ def _into(certificate: CertificateRecord) -> list[str]:
     sentences = []
     if certificate.quantization != "none":
         sentences.append(
-            f"It was trained on a base in {certificate.quantization}, and merged into the {certificate.into} weights."
+            f"The adapter was trained on a base in {certificate.quantization} and merged into the "
+            f"{certificate.into} weights."
         )
     if certificate.base_recorded is False:
-        sentences.append(
-            "The adapter does not say which base it was trained on: that the base is right is an assumption."
-        )
+        sentences.append("The adapter does not record its base: that this is the right base is an assumption.")
     return sentences

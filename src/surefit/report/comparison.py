@@ -215,7 +215,7 @@ def _paired_set(
     metric = result["metric"]
     main = result["metrics"][metric]
     tones: dict[str, Tone] = {"better": "good", "worse": "bad", "undecided": "neutral"}
-    phrases = {"better": "is better than", "worse": "is worse than", "undecided": "cannot be told from"}
+    phrases = {"better": "is better than", "worse": "is worse than", "undecided": "shows no clear difference from"}
     sentence = (
         f"{other.name} {phrases[result['verdict']]} {first.name}: {points(main['difference'])} "
         f"{readable_metric(metric)} (95{NBSP}% interval {interval(*main['ci95'])}), "
@@ -233,7 +233,7 @@ def _paired_set(
         for key, line in list(result["metrics"].items())[: scores.MAX_METRICS]
     ]
     tone = tones[result["verdict"]]
-    detectable = f"A true difference of {100 * main['detectable']:.1f} points would be found four times in five."
+    detectable = f"These rows would detect a true difference of {100 * main['detectable']:.1f} points with 80 % power."
     return PairedRuns(name, other.name, tone, sentence, lines, detectable)
 
 
@@ -261,14 +261,14 @@ def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tu
         return "good", f"{' and '.join(better)} {verb} better than {first}", sentences
     if len(worse) == len(runs) - 1:
         return "neutral", f"{first} is the best of these runs", sentences
-    return "neutral", f"No run is surely better than {first}", sentences
+    return "neutral", f"No run is clearly better than {first}", sentences
 
 
 def _facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     """Return a table of each run's facts and results; a line without a value for any run is omitted."""
     lines: list[tuple[str, Callable[[ComparedRun], str | None]]] = [
         ("Verdict", lambda run: run.verdict.headline),
-        ("May it ship?", lambda run: run.ship.answer),
+        ("Ready to ship?", lambda run: run.ship.answer),
         ("Base model", lambda run: run.found.value("model.name_or_path")),
         ("Recipe", lambda run: run.found.value("recipe")),
         ("Trained parameters", _trained),
@@ -277,7 +277,7 @@ def _facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
         *((f"Score: {_title(name)}", lambda run, name=name: _score(run, name)) for name in _set_names(runs)),
         ("Lowest held-out loss", _lowest_loss),
         *((f"{what}: actual", lambda run, i=i: _row(run, i)) for i, what in MEASURED.items()),
-        *((f"{what}: plan is off by", lambda run, i=i: _off(run, i)) for i, what in MEASURED.items()),
+        *((f"{what}: plan error", lambda run, i=i: _off(run, i)) for i, what in MEASURED.items()),
         ("Speed", _speed),
         ("On the disk", lambda run: bytes_text(sum(size for _, size in run.actual.folders)) or None),
         ("Certificate", _certificate),
@@ -287,7 +287,7 @@ def _facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     return [(what, texts) for what, texts in table if set(texts) != {"–"}]
 
 
-MEASURED = {0: "Peak memory", 2: "Time in training steps", 3: "Time of all of training"}
+MEASURED = {0: "Peak memory", 2: "Time in training steps", 3: "Total training time"}
 """Index → title of the first rows of `compare_plan_with_run`."""
 
 
@@ -390,7 +390,7 @@ def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
             ChartCurve(run.name, run.colour, thin_points(_points(run, key, scale)), name == "held_out") for run in runs
         ]
         drawn = [curve for curve in curves if curve.points]
-        ends = "; ".join(f"{curve.label} ends at {curve.points[-1][1]:.4g}" for curve in drawn)
+        ends = "; ".join(f"{curve.label}: last value {curve.points[-1][1]:.4g}" for curve in drawn)
         if drawn:
             charts.append(Chart(name, title, f"{ends}.", drawn))
     return charts

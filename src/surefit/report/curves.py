@@ -141,10 +141,10 @@ def _charts(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Chart
         *_scores(held_out),
         _single("learning_rate", "Learning rate", _highest("The learning rate", rate), rate),
         _single("grad_norm", "Gradient norm", _highest("The gradient norm, before clipping,", norm), norm),
-        _single("tokens_per_second", "Tokens per second", _median("Half of the steps ran at", speed), speed),
-        _single("memory", "Memory, GiB", _highest("The memory of the device, in GiB,", memory), memory),
-        _single("disk", "Free on the disk, GiB", _lowest("Free on the run's disk, in GiB", free), free),
-        _single("mfu", "Model FLOPs utilisation", _highest("The share of the device's arithmetic", mfu), mfu),
+        _single("tokens_per_second", "Tokens per second", _median("Median speed:", speed), speed),
+        _single("memory", "Memory, GiB", _highest("The device memory, in GiB,", memory), memory),
+        _single("disk", "Free disk space, GiB", _lowest("Free disk space, in GiB", free), free),
+        _single("mfu", "Model FLOPs utilization", _highest("The model FLOPs utilization", mfu), mfu),
     ]
 
 
@@ -164,7 +164,7 @@ def _scores(held_out: Sequence[Metrics]) -> list[Chart]:
         ChartCurve(name, SERIES[number], thin_points(points), dots=True)
         for number, (name, points) in enumerate(plotted)
     ]
-    return [Chart("scores", "Scores while training", caption, lines)] if lines else []
+    return [Chart("scores", "Scores during training", caption, lines)] if lines else []
 
 
 def extract_points(lines: Sequence[Metrics], name: str) -> list[Point]:
@@ -205,7 +205,7 @@ def _median(what: str, points: Sequence[Point]) -> str:
     if not points:
         return ""
     values = sorted(value for _, value in points)
-    return f"{what} {values[len(values) // 2]:,.0f} tokens per second or more."
+    return f"{what} {values[len(values) // 2]:,.0f} tokens per second."
 
 
 def _sample(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Metrics]:

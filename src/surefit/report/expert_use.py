@@ -69,8 +69,8 @@ def _largest(steps: Sequence[tuple[int, Sequence[LayerUse]]]) -> str:
         (use.max_share, step, use.layer, use.experts) for step, uses in steps for use in uses
     )
     return (
-        f"The largest share of a step's tokens that went to one expert was {share:.1%}, in layer {layer} at step "
-        f"{step}; an even use of its {size} experts gives each {1 / size:.1%}."
+        f"The largest share of a step's tokens routed to one expert was {share:.1%}, in layer {layer} at step "
+        f"{step}; an even load on its {size} experts is {1 / size:.1%} each."
     )
 
 
@@ -82,11 +82,11 @@ def _dead(steps: Sequence[Sequence[LayerUse]]) -> str:
         if use.dead is not None:
             fewest[use.layer] = min(use.dead, fewest.get(use.layer, use.dead))
     if not fewest:
-        return "A step has too few tokens to say which experts are dead."
+        return "A step has too few tokens to detect dead experts."
     when = f"in each of the last {len(steps)} steps" if len(steps) > 1 else "in the last step"
     dead = sorted((-number, layer) for layer, number in fewest.items() if number)
     if not dead:
-        return f"No layer had dead experts, which take less than a tenth of an even share, {when}."
+        return f"No layer had dead experts (less than a tenth of an even share) {when}."
     listed = ", ".join(f"{-number} in layer {layer}" for number, layer in dead[:NAMED])
     and_more = f", and some in {len(dead) - NAMED} more layers" if len(dead) > NAMED else ""
-    return f"Dead experts, which took less than a tenth of an even share, {when}: at least {listed}{and_more}."
+    return f"Dead experts (less than a tenth of an even share) {when}: at least {listed}{and_more}."

@@ -218,32 +218,32 @@ def limitations(
         if change.comparison and change.comparison.ci95[1] < 0:
             low, high = change.comparison.ci95
             lines.append(
-                f"Training made it worse on `{change.set}`: {change.metric} {_points(change.comparison.difference)} "
-                f"[{_points(low)}, {_points(high)}] points against the base."
+                f"Training lowered the score on `{change.set}`: {change.metric} "
+                f"{_points(change.comparison.difference)} [{_points(low)}, {_points(high)}] points from the base."
             )
         elif change.comparison and change.tone == "neutral":
-            lines.append(f"On `{change.set}` it cannot be told from the base: the interval of the difference holds 0.")
+            lines.append(f"On `{change.set}` it shows no clear difference from the base: the interval contains 0.")
     if about.recipe.chance_level > 0:
-        lines.append(f"An answer drawn at random reaches {_number(about.recipe.chance_level)} of "
+        lines.append(f"A random answer scores {_number(about.recipe.chance_level)} of "
                      f"{about.recipe.primary_metric}.")  # fmt: skip
     if not sets:
-        lines.append("It has not been scored: nobody knows whether training helped.")
+        lines.append("It has not been scored, so it is unknown whether training helped.")
     elif HELD_OUT not in {set_scores.name for set_scores in sets}:
         lines.append("It has not been scored on held-out rows of its own task.")
     if found.summary and found.summary.gate and not found.summary.gate.passed:
-        outcome = "The gate that its makers set cannot tell" if found.summary.gate.undecided else (
-            "It did not pass the gate that its makers set"
+        outcome = "Its score gate is undecided" if found.summary.gate.undecided else (
+            "It did not pass its score gate"
         )  # fmt: skip
         lines.append(f"{outcome}: {found.summary.gate.reason}.")
     if own is not None:
         share = own["measured"]["top1_agreement"]
         score_note = "" if about.score else " Its task metric was not measured after the conversion."
         lines.append(
-            "The table under *Scores* is of the merged model. These weights are a conversion, which agrees with it "
-            f"in {100 * share:.1f} % of the next tokens.{score_note}"
+            "The table under *Scores* is for the merged model. These weights are a conversion, which predicts the same "
+            f"next token in {100 * share:.1f} % of cases.{score_note}"
         )
-    lines.append("Scores are of one task, in the form of its rows: they say nothing about other uses, languages or "
-                 "about safety, which were not measured.")  # fmt: skip
+    lines.append("The scores cover one task in one format: other uses, other languages and safety "
+                 "were not measured.")  # fmt: skip
     return lines
 
 
@@ -255,8 +255,8 @@ def _about_answers(each: SetScores) -> list[str]:
     if evaluation.truncated:
         limit = evaluation.decoding.max_new_tokens
         at = f" of {limit:,} new tokens" if limit else ""
-        lines.append(f"On `{each.name}`, {evaluation.truncated:,} of {evaluation.n:,} answers were cut off by the "
-                     f"limit{at}, and count as wrong.")  # fmt: skip
+        lines.append(f"On `{each.name}`, {evaluation.truncated:,} of {evaluation.n:,} answers were truncated at the "
+                         f"limit{at} and count as wrong.")  # fmt: skip
     if evaluation.unparsed:
         lines.append(f"On `{each.name}`, {evaluation.unparsed:,} of {evaluation.n:,} answers could not be parsed.")
     return lines

@@ -32,12 +32,12 @@ def _commands(found: Artefacts) -> list[tuple[str, str]]:
     output = (found.value("output_dir") or drop_surrogates(str(found.run.path))).rstrip("/")
     run, again = shlex.quote(output), shlex.quote(f"{output}-again")
     resolved = shlex.quote(f"{output}/resolved.yaml")
-    commands = [(f"The same training, in {output}-again:", f"surefit run {resolved} --set output_dir={again}")]
+    commands = [(f"Repeat the training, in {output}-again:", f"surefit run {resolved} --set output_dir={again}")]
     if found.metrics:
         comparison = f"surefit report {run} {again}\nsurefit compare {run} {again}"
-        commands.append(("Both runs on one page, and their answers row by row:", comparison))
+        commands.append(("Compare both runs, and their answers row by row:", comparison))
     install = _install(found)
-    return [*([("The same packages:", install)] if install else []), *commands]
+    return [*([("Install the same packages:", install)] if install else []), *commands]
 
 
 def _install(found: Artefacts) -> str:

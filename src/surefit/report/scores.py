@@ -25,7 +25,7 @@ MAX_VARIANTS = 12
 MAX_COMPARISONS = 72
 MAX_CONTESTS = 10
 HELPED = "Did training help?"
-ALSO = "Better or worse here than the base?"
+ALSO = "Did training change this score?"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Contest:
     @property
     def outcome(self) -> str:
         """Outcome in words, by the interval of the difference."""
-        return {"good": "better", "bad": "worse", "neutral": "cannot be told apart"}[self.tone]
+        return {"good": "better", "bad": "worse", "neutral": "no clear difference"}[self.tone]
 
 
 def comparison_tone(comparison: ComparisonRecord) -> Literal["good", "bad", "neutral"]:
@@ -194,7 +194,7 @@ def _contests(compared: Sequence[ComparisonRecord], metric: str, tuned: str, hel
     questions = [(helped, base_variant(tuned), tuned)]
     questions += [(_question(a), a, b) for a, b in by_pair if b == tuned and is_baseline(a)]
     if tuned != grammar:
-        questions += [(f"{helped.rstrip('?')} where a grammar holds both to the format?", "base" + GRAMMAR, grammar)]
+        questions += [(f"{helped.rstrip('?')} when a grammar constrains both?", "base" + GRAMMAR, grammar)]
     questions += [("Does a grammar help the tuned model?", plain, grammar)]
     for question, a, b in questions[:MAX_CONTESTS]:
         if (a, b) in by_pair:

@@ -281,7 +281,7 @@ class CertifiedGguf(Artefact):
 
     @property
     def text(self) -> str:
-        return f"{self.file}, {self.quantization}, dequantised to {self.dequantized_to}"
+        return f"{self.file}, {self.quantization}, dequantized to {self.dequantized_to}"
 
 
 class CertifiedBase(Artefact):

@@ -55,7 +55,7 @@ def decide_shipping(found: Artefacts, changes: Sequence[Effect], sets: Sequence[
     if "no" in states:
         return ShipDecision("bad", "No", conditions)
     if "unknown" in states:
-        return ShipDecision("neutral", "Not yet: something is not known", conditions)
+        return ShipDecision("neutral", "Not yet: information is missing", conditions)
     if "note" in states:
         return ShipDecision("warning", "Yes, if the notes are acceptable", conditions)
     return ShipDecision("good", "Yes", conditions)
@@ -64,11 +64,11 @@ def decide_shipping(found: Artefacts, changes: Sequence[Effect], sets: Sequence[
 def _certificate(found: Artefacts) -> ShipCondition:
     certificate = found.certificate
     if certificate is None:
-        return ShipCondition("unknown", "The weights have no certificate: the merge stage has not vouched for them.")
+        return ShipCondition("unknown", "The weights have no certificate: the merge stage has not verified them.")
     if certificate.passed:
         return ShipCondition(
             "yes",
-            "The weights were written as they were trained: the certificate passed. They are not read again here.",
+            "The certificate passed: the weights on disk match training. This page does not read them again.",
         )
     return ShipCondition("no", f"The weights failed their certificate: {certificate.reason.rstrip('.')}.")
 
@@ -76,7 +76,7 @@ def _certificate(found: Artefacts) -> ShipCondition:
 def _helped(changes: Sequence[Effect]) -> ShipCondition:
     main = next((change for change in changes if change.set == HELD_OUT), None)
     if main is None or main.comparison is None:
-        return ShipCondition("unknown", "Whether it is better than the base was not measured on held-out prompts.")
+        return ShipCondition("unknown", "It was not compared with the base on held-out prompts.")
     low, high = main.comparison.ci95
     text = f"{points(main.comparison.difference)} {readable_metric(main.metric)}"
     text += f" (95{NBSP}% interval {interval(low, high)})"
@@ -86,17 +86,17 @@ def _helped(changes: Sequence[Effect]) -> ShipCondition:
         case "bad":
             return ShipCondition("no", f"It is worse than the base on held-out prompts: {text}.")
         case _:
-            return ShipCondition("note", f"It cannot be told from the base on held-out prompts: {text}.")
+            return ShipCondition("note", f"It shows no clear difference from the base on held-out prompts: {text}.")
 
 
 def _gate(found: Artefacts) -> Iterator[ShipCondition]:
     gate = found.summary.gate if found.summary else None
     if gate is not None:
         answer: State = "yes" if gate.passed else "unknown" if gate.undecided else "no"
-        title = "Score gate of the config" + (", which cannot tell" if gate.undecided else "")
+        title = "Score gate" + (", undecided" if gate.undecided else "")
         yield ShipCondition(answer, f"{title}: {gate.reason.rstrip('.')}.")
     elif found.summary is not None:
-        yield ShipCondition("note", "The config sets no score gate (evaluate.gate): nobody said what is good enough.")
+        yield ShipCondition("note", "The config sets no score gate (evaluate.gate).")
 
 
 def _baselines(sets: Sequence[SetScores]) -> Iterator[ShipCondition]:
@@ -122,14 +122,14 @@ def _damage(changes: Sequence[Effect]) -> Iterator[ShipCondition]:
         base = "" if change.base is None else f" from {percent(change.base)}"
         yield ShipCondition(
             "note",
-            f"Damage elsewhere: {readable_metric(change.metric)} on {change.set} fell{base} to "
+            f"Regression on another task: {readable_metric(change.metric)} on {change.set} fell{base} to "
             f"{percent(change.tuned)}.",
         )
     if other_sets and not worse:
         names = ", ".join(change.set for change in other_sets)
-        yield ShipCondition("yes", f"No damage that can be told from chance on {names}.")
+        yield ShipCondition("yes", f"No significant regression on {names}.")
     elif not other_sets:
-        yield ShipCondition("note", "Damage elsewhere was not measured: evaluate.extra_sets names no other set.")
+        yield ShipCondition("note", "Regressions on other tasks were not measured: evaluate.extra_sets is empty.")
 
 
 def _findings(found: Artefacts) -> Iterator[ShipCondition]:

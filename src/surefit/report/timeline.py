@@ -10,7 +10,7 @@ from typing import Literal
 from surefit.report.shapes import Event
 from surefit.report.text import shorten_text
 
-Outcome = Literal["finished", "failed", "interrupted", "stopped without a word", "no end recorded"]
+Outcome = Literal["finished", "failed", "interrupted", "ended without a record", "no end recorded"]
 EVENTS = ("started", "resumed", "finished", "failed", "interrupted", "invalid")
 STAGES = ("check", "plan", "train", "merge", "evaluate")
 MAX_ATTEMPTS = 60
@@ -21,9 +21,8 @@ class Attempt:
     """One attempt at a stage.
 
     Attributes:
-        start: seconds since 1970.
-        seconds: duration, if it has ended.
-        outcome: how it ended; "stopped without a word" means that the stage was started again although no end was
+        start: seconds since 1970. seconds: duration, if it has ended. outcome: how it ended; "ended without a record"
+        means that the stage was started again although no end was
             logged (the process was killed or crashed), "no end recorded" that it may still be running.
         resumed_at: the step that it resumed from.
         detail: the error, or the step of an interruption.
@@ -51,7 +50,7 @@ def attempts(events: Sequence[Event]) -> list[Attempt]:
             continue
         if event.event == "started" or attempt is None:
             if attempt is not None:
-                attempt.outcome = "stopped without a word"
+                attempt.outcome = "ended without a record"
             attempt = running[event.stage] = Attempt(event.stage, event.time)
             started.append(attempt)
         if event.event == "invalid":  # its arguments were invalid, and it has done nothing

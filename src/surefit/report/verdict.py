@@ -73,14 +73,14 @@ def judge_run(
         [change for change in changes if change.set != HELD_OUT and change.tone == sign] for sign in ("bad", "good")
     )
     if worse and tone == "good":
-        tone, headline = "warning", "Training helped, at a price elsewhere"
+        tone, headline = "warning", "Training helped, but other scores fell"
     elif better and tone == "neutral":
-        headline = f"No clear effect on the held-out prompts, a gain on {better[0].set}"
+        headline = f"No clear effect on the held-out prompts, but a gain on {better[0].set}"
     sentences += [f"On {change.set} the model gained: {_span(change)}." for change in better]
     sentences += [f"On {change.set} the model lost: {_span(change)}." for change in worse]
     if found.summary and found.summary.gate and not found.summary.gate.passed:
         if found.summary.gate.undecided:
-            tone, headline = "warning", f"{headline}, but the score gate cannot tell"
+            tone, headline = "warning", f"{headline}, but the score gate is undecided"
         else:
             tone, headline = "bad", f"{headline}, but the score gate did not pass"
     if found.certificate and not found.certificate.passed:
@@ -90,9 +90,9 @@ def judge_run(
 
 def _helped(main: Effect) -> tuple[Tone, str]:
     if main.base is None:
-        return "neutral", "Trained and scored; the base was not scored"
+        return "neutral", "Trained and scored, but the base was not scored"
     if main.comparison is None:
-        return "neutral", "Trained and scored; not compared with the base"
+        return "neutral", "Trained and scored, but not compared with the base"
     headlines: dict[Tone, str] = {
         "good": "Training helped",
         "bad": "Training made it worse",
@@ -110,7 +110,7 @@ def _change_sentence(main: Effect) -> str:
         return f"{text}."
     low, high = main.comparison.ci95
     text += f": {points(main.comparison.difference)} (95{NBSP}% interval {interval(low, high)})."
-    return text if main.tone != "neutral" else f"{text} Chance alone could explain that."
+    return text if main.tone != "neutral" else f"{text} This difference could be due to chance."
 
 
 def _span(change: Effect) -> str:
@@ -122,9 +122,9 @@ def _without_scores(found: Artefacts, training: TrainingCurves | None, tries: Se
     scoring, train = last_attempt(tries, "evaluate"), last_attempt(tries, "train")
     finished = train is not None and train.outcome == "finished"
     trained = finished or found.run.adapter.is_dir() or found.run.model.is_dir()
-    unknown = "Whether it helped is not known: there are no scores of the held-out set to compare."
+    unknown = "Whether training helped is unknown: the held-out set has no scores to compare."
     if has_no_held_out(found):
-        unknown = "Whether it helped is not known: nothing was held out to score it on (data.eval is 0)."
+        unknown = "Whether training helped is unknown: no rows were held out (data.eval is 0)."
     if trained and scoring is not None and scoring.outcome == "failed":
         return Verdict("bad", "Trained; scoring failed", [unknown])
     if trained:
@@ -133,11 +133,9 @@ def _without_scores(found: Artefacts, training: TrainingCurves | None, tries: Se
     if train is not None and train.outcome == "failed":
         return Verdict("bad", "Training failed", [train.detail or "No reason is recorded.", unknown])
     if training is not None or train is not None:
-        progress = f"{plural(training.last_step, 'step')} logged." if training else "No step is logged yet."
+        progress = f"{plural(training.last_step, 'step')} logged." if training else "No step has been logged yet."
         return Verdict("neutral", "Training has not finished", [progress])
-    return Verdict(
-        "neutral", "Nothing has been trained yet", ["There is nothing to judge: the train stage has not run."]
-    )
+    return Verdict("neutral", "Nothing has been trained yet", ["The train stage has not run."])
 
 
 def has_no_held_out(found: Artefacts) -> bool:
@@ -167,7 +165,7 @@ def _what(found: Artefacts) -> str | None:
     text = "all weights" if kind == "full" else kind
     if kind == "lora":
         kind = "DoRA" if found.is_on("lora.use_dora") else "LoRA"
-        kind += ", rank-stabilised" if found.is_on("lora.use_rslora") else ""
+        kind += ", rank-stabilized" if found.is_on("lora.use_rslora") else ""
         text = f"{kind}, r {value('lora.r')}, alpha {value('lora.lora_alpha')}, on {value('lora.target_modules')}"
     model = found.plan.model if found.plan else None
     if text and model and model.trainable and model.parameters:

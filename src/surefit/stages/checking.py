@@ -122,7 +122,7 @@ def _point_at_tool_file(finding: dict[str, Any], loaded: LoadedConfig) -> dict[s
     parallel = loaded.config.parallel
     files = [file for file in (parallel.accelerate_config, parallel.deepspeed_config) if file is not None]
     path = next((file for file in files if Path(file).name == name), name)
-    help_text = f"{finding['field']} comes from {position}: change it there, or take {key or 'it'} out"
+    help_text = f"{finding['field']} comes from {position}: change it there, or remove {key or 'it'}"
     return finding | {"path": path, "line": int(line) if line else None, "help": help_text, "fix": None}
 
 
@@ -260,7 +260,7 @@ def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRe
     if fitting_recipe not in (None, recipe.name, *recipe.parts) and not (
         recipe_columns and all(column in columns for column in recipe_columns)
     ):
-        advice = f"these are the columns of another recipe: write recipe: {fitting_recipe}"
+        advice = f"these columns belong to another recipe: write recipe: {fitting_recipe}"
         error.help = f"{advice}; {error.help}" if error.help else advice
 
 
@@ -345,7 +345,7 @@ class CheckFailed(GateError):
         errors = [finding for finding in findings if finding["severity"] == "error"]
         super().__init__(
             f"{plural(len(errors), 'finding')} of severity error: {', '.join(sorted({e['code'] for e in errors}))}",
-            help="`surefit explain CODE` says what each means; nothing was started",
+            help="`surefit explain CODE` explains each; nothing was started",
             code="E8042",
             also=map(_as_error, errors),
         )

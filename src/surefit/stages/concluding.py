@@ -67,9 +67,10 @@ def _send_report(
         unreached = "; ".join(f"{tracker} ({reason})" for tracker, reason in faults.items())
         # A tracker enabled with --set is not in resolved.yaml, which is all that `report` reads.
         report = f"`surefit report {shell_quote(run.path)}`"
-        retry_command = report if section == saved_section else f"`surefit {stage}`, called as before,"
+        retry_command = report if section == saved_section else f"`surefit {stage}` with the same arguments"
         watcher.note(
-            f"the results did not reach {unreached}. They are in the run directory: {retry_command} sends them again"
+            f"the results could not be sent to {unreached}. They are in the run directory; "
+            f"{retry_command} sends them again"
         )
 
 

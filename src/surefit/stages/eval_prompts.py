@@ -161,11 +161,11 @@ def tasks_without_rows(recipe: TaskRecipe, key: str, sources: Sequence[Rows]) ->
             with contextlib.suppress(DataError):  # the conversion of the row reports this
                 task_names.add(task_of(layout, recipe.parts).name)
     purpose = "to train on" if key == "data.train" else "held out"
-    help_text = "name its rows in data.mix, or a directory that holds them too"
+    help_text = "add its rows to data.mix, or name a directory that contains them"
     if key == "data.eval":
-        help_text = "name a directory with rows of every task, or a share such as 0.1, which is taken of every source"
+        help_text = "name a directory with rows of every task, or a share such as 0.1, which is taken from every source"
     return [
-        DataError(f"no row {purpose} is of {name}", code="E8032", field=key, help=help_text)
+        DataError(f"{name} has no rows {purpose}", code="E8032", field=key, help=help_text)
         for name in recipe.parts
         if name not in task_names
     ]

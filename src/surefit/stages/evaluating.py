@@ -74,10 +74,10 @@ def require_held_out(config: Config, what: str) -> None:
     """
     if config.data.holds_nothing_out:
         raise ConfigError(
-            f"nothing is held out (data.eval is 0), so there are no rows for {what}",
+            f"no rows are held out (data.eval is 0), so there are none for {what}",
             code="E8700",
             field="data.eval",
-            help="name a file of rows that were not trained on: --set data.eval=test.jsonl",
+            help="name a file with rows that were not used for training: --set data.eval=test.jsonl",
         )
 
 

@@ -83,5 +83,5 @@ def require_trained(directory: RunDir) -> None:
     """
     if not is_trained(directory):
         raise ConfigError(
-            "nothing is trained yet in this run", code="E8021", path=directory.path, help="`surefit train` comes first"
+            "this run has not been trained yet", code="E8021", path=directory.path, help="run `surefit train` first"
         )

@@ -168,7 +168,7 @@ def certify_merge(
     for pattern in ("config.json", "*.safetensors"):
         if not any(merged.glob(pattern)):
             raise ModelError(
-                f"no model is here: there is no {pattern}",
+                f"this is not a model folder: there is no {pattern}",
                 code="E8022",
                 path=merged,
                 help="name the folder of the merged model",
@@ -193,7 +193,7 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
     if not is_adapter_directory(target):
         nested_adapters = adapters_below(target)
         raise ConfigError(
-            f"there is no {ADAPTER_CONFIG} there{describe_nested_adapters(nested_adapters)}",
+            f"it has no {ADAPTER_CONFIG}{describe_nested_adapters(nested_adapters)}",
             code="E8023",
             path=target,
             help=f"name {nested_adapters[0]}" if nested_adapters else "name a run, or an adapter's folder",
@@ -205,8 +205,7 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
         adapter, combined = target, None
         if options.combine not in COMBINATION_TYPES:
             raise ConfigError(
-                f"there is no way {options.combine!r} to combine adapters"
-                f"{did_you_mean(options.combine, COMBINATION_TYPES)}",
+                f"there is no combination method {options.combine!r}{did_you_mean(options.combine, COMBINATION_TYPES)}",
                 code="E8043",
                 field="--combine",
                 help=f"choose from {', '.join(COMBINATION_TYPES)}",
@@ -260,12 +259,12 @@ def _require_matrices(model: ModelFacts) -> None:
     if model.quantization is None:
         return
     original = original_of(model.name) or "ORIGINAL"
-    hint = f"; or merge into the model that it was made from, --base {original} --trained-on nf4"
+    hint = f"; or merge into the original model, --base {original} --trained-on nf4"
     raise ModelError(
-        f"{model.name} is stored quantised ({model.quantization}): an adapter cannot be merged into its files",
+        f"{model.name} has quantized files ({model.quantization}): an adapter cannot be merged into them",
         code="E8025",
         path=model.path,
-        help=f"serve base and adapter side by side{hint if model.stored_nf4 else ''}",
+        help=f"serve the adapter with its base{hint if model.stored_nf4 else ''}",
     )
 
 
@@ -288,11 +287,11 @@ def _weighted(text: str) -> tuple[Path, float]:
     except ValueError:
         weighted = (Path(path), math.nan)
     if not math.isfinite(weighted[1]) or not weighted[1]:
-        raise ConfigError(f"{weight!r} is no weight", code="E8027", field="--with", help="write ADAPTER:0.5")
+        raise ConfigError(f"{weight!r} is not a weight", code="E8027", field="--with", help="write ADAPTER:0.5")
     if not is_adapter_directory(weighted[0]):
         nested_adapters = adapters_below(weighted[0])
         raise ConfigError(
-            f"there is no {ADAPTER_CONFIG} there{describe_nested_adapters(nested_adapters)}",
+            f"it has no {ADAPTER_CONFIG}{describe_nested_adapters(nested_adapters)}",
             code="E8028",
             path=path,
             field="--with",
@@ -314,7 +313,7 @@ def _prompts(file: Path) -> list[str]:
             help="a text file, one prompt per line",
         ) from None
     if not texts:
-        raise ConfigError("has no prompt in it", code="E8030", path=file, field="--prompts", help="write one per line")
+        raise ConfigError("contains no prompt", code="E8030", path=file, field="--prompts", help="write one per line")
     return texts
 
 
@@ -332,5 +331,5 @@ def _sequences(watcher: ProgressListener, job: MergeJob, prompts: Path | None) -
         sample = find_sample("surefit/function-calling-eval")
         assert sample is not None
         texts = [row["query"] for row in read_jsonl(sample)[:64]]
-        watcher.note("compared on sentences that come with SureFit; your own prompts: --prompts FILE, one per line")
+        watcher.note("compared on SureFit's own sentences; use --prompts FILE for your own, one per line")
     return [ids for ids in tokenizer(texts).input_ids if ids]

@@ -26,7 +26,7 @@ def require_inputs_apart(run: CheckedRun, *written: Path) -> None:
     overwritten: Mapping[str, Path] = overwritten_inputs(run.resolved.config, run.run, run.loaded.path, written)
     for name, path in overwritten.items():
         raise ConfigError(
-            f"{name} ({path}) is where the run writes files of its own: it would be overwritten",
+            f"{name} ({path}) would be overwritten by the run's own files",
             code="E8600",
             path=run.run.path,
             field="output_dir",
@@ -43,7 +43,7 @@ def require_new_or_run(directory: RunDir) -> None:
     existing = [path for path in directory.artefacts() if path.is_file() or (path.is_dir() and any(path.iterdir()))]
     if existing and not (directory.resolved.exists() or directory.events.exists()):
         raise ConfigError(
-            f"{existing[0].name} is there, and no run has written it: it would be overwritten",
+            f"{existing[0].name} exists but was not written by a run: it would be overwritten",
             code="E8601",
             path=directory.path,
             field="output_dir",

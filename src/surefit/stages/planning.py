@@ -42,8 +42,8 @@ def require_rows_left(run: CheckedRun) -> ExampleLengths:
     lengths, data = load_example_lengths(run), run.resolved.config.data
     if lengths.shortest is not None and lengths.shortest > data.max_length and not data.cuts:
         raise DataError(
-            f"no row remains to train on: they have {lengths.shortest:,} to {lengths.longest:,} tokens "
-            f"({lengths.source.removeprefix('those of ')}), and max_length is {data.max_length:,}",
+            f"no row is left to train on: the rows have {lengths.shortest:,} to {lengths.longest:,} tokens "
+            f"({lengths.source}), but max_length is {data.max_length:,}",
             code="E8701",
             field="data.max_length",
             help=f"set data.max_length to {lengths.longest} or more, as far as the model's context allows",

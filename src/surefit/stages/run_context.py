@@ -306,8 +306,8 @@ def load_checked_run(
 
 def load_example_lengths(run: CheckedRun) -> ExampleLengths:
     """Return the lengths of the rows: those that `surefit audit` wrote into the run directory, if it read these very
-    rows; for prepared data those in its manifest; else those of a sample that includes the largest rows. They include
-    the longest of a separate file of held-out rows, whose loss is measured between the steps.
+    rows; for prepared data those in its manifest; else the lengths of a sample with the largest rows. They include the
+    longest of a separate file of held-out rows, whose loss is measured between the steps.
     """
     lengths = _training_lengths(run)
     return replace(lengths, held_out=_longest_held_out(run)) if lengths.longest is not None else lengths
@@ -319,13 +319,13 @@ def _training_lengths(run: CheckedRun) -> ExampleLengths:
     if run.gathered.prepared is not None:
         stats = run.gathered.prepared.stats
         supervised = stats.supervised_tokens / stats.tokens
-        source = "the prepared rows', as their manifest has them"
+        source = "the manifest of the prepared rows"
         return ExampleLengths(stats.longest, stats.tokens / stats.kept, source, supervised, "all")
     if run.run.passport.is_file() and run.rows is not None:
         passport = read_json(run.run.passport)
         row_lengths = passport.get("lengths", {}).get("whole", {})
         if passport.get("sha256") == run.rows.sha256 and passport.get("unit") == "tokens" and "max" in row_lengths:
-            source = "the real rows', as passport.json has them"
+            source = "the lengths in passport.json"
             short = _sample_lengths(run) if row_lengths["max"] > run.resolved.config.data.max_length else None
             supervised = passport.get("supervised_share") or 1.0
             return ExampleLengths(
@@ -381,7 +381,7 @@ def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
         for name in ("mean", "too_long")
     )
     left_out = too_long if config.data.too_long == "drop" else 0.0
-    source = f"those of {sampled_rows:,} of {total:,} rows, the largest among them"
+    source = f"a sample of {sampled_rows:,} of {total:,} rows, including the longest"
     longest = max(lengths.longest for lengths, _ in known_lengths)
     shortest_lengths = [lengths.shortest for lengths, _ in known_lengths if lengths.shortest is not None]
     shortest = min(shortest_lengths) if len(shortest_lengths) == len(known_lengths) else None
@@ -421,5 +421,7 @@ def _resolved_config(directory: Path) -> Path:
     run = RunDir(directory)
     if not run.resolved.exists():
         help_text = "name a config file, or train first: `surefit train CONFIG`"
-        raise ConfigError("no run is here: there is no resolved.yaml", code="E8031", path=directory, help=help_text)
+        raise ConfigError(
+            "this is not a run directory: there is no resolved.yaml", code="E8031", path=directory, help=help_text
+        )
     return run.resolved

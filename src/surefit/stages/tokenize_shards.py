@@ -140,7 +140,7 @@ def prepare_shards(config: Config, watcher: ProgressListener, wishes: ShardOptio
         ]
         if len(group_tasks) > len(missing_tasks):
             watcher.note(
-                f"{len(group_tasks) - len(missing_tasks):,} of {len(group_tasks):,} shards are complete already"
+                f"{len(group_tasks) - len(missing_tasks):,} of {len(group_tasks):,} shards are already complete"
             )
         if missing_tasks:
             (directory / MANIFEST).unlink(missing_ok=True)
@@ -162,7 +162,9 @@ def tokenized_directory(config: Config) -> Path:
         ConfigError: it is not set, or cannot be combined with another setting.
     """
     if config.data.tokenized is None:
-        raise ConfigError("is not set", code="E8033", field="data.tokenized", help="name the directory for the shards")
+        raise ConfigError(
+            "is not set", code="E8033", field="data.tokenized", help="set it to a directory for the shards"
+        )
     refuse_limit(config)
     names = {PLAN: False, MANIFEST: False, HELD_OUT: False, "shard-000000": True}
     require_shards_apart(config, names, PLAN)
@@ -236,7 +238,7 @@ def _files(source: str, split: str) -> list[dict[str, Any]]:
     for file in list_source_files(resolve_source(source), split):
         if display_name(file) != file:
             raise DataError(
-                "the URL holds what looks like a signature or a password, and shards record their source",
+                "the URL seems to contain a signature or a password, and shards record their source",
                 code="E8034",
                 path=display_name(file),
                 help="put the credentials in the environment, or download the file",
@@ -265,7 +267,7 @@ def _read_plan(directory: Path) -> ShardPlan | None:
         return ShardPlan(**{**values, "tasks": tasks})
     except (DataError, TypeError, KeyError):
         help_text = "delete it; complete shards are kept"
-        raise DataError("not a plan of shards", code="E8035", path=directory / PLAN, help=help_text) from None
+        raise DataError("not a shard plan", code="E8035", path=directory / PLAN, help=help_text) from None
 
 
 def _delete(directory: Path) -> None:
@@ -297,7 +299,7 @@ def _usable(directory: Path, task: ShardTask, made: str, verify: bool, watcher: 
     path = shard_path(directory, task.number)
     name = find_damaged_file(path, meta)
     if name is not None:
-        watcher.note(f"{path / name} is damaged: the shard is rebuilt")
+        watcher.note(f"{path / name} is damaged; rebuilding the shard")
     return name is None
 
 
@@ -406,7 +408,7 @@ def _finish(plan: ShardPlan, directory: Path, config: Config) -> None:
     ]
     if len(metas) < len(plan.tasks):
         raise DataError(
-            f"{len(plan.tasks) - len(metas):,} of {len(plan.tasks):,} shards disappeared while others were made",
+            f"{len(plan.tasks) - len(metas):,} of {len(plan.tasks):,} shards disappeared while others were written",
             code="E8037",
             path=directory,
             help="run the same command again",
@@ -484,14 +486,14 @@ def _require_rows(stats: TokenizationStats, held_out: int, config: Config) -> No
     if not stats.kept:
         raise DataError(
             f"no example is left: of {stats.rows:,}, {stats.dropped_too_long:,} are longer than max_length "
-            f"{config.data.max_length:,} tokens and {stats.dropped_unsupervised:,} have no token to learn",
+            f"{config.data.max_length:,} tokens and {stats.dropped_unsupervised:,} have no supervised token",
             code="E8038",
             field="data.max_length",
             help="raise data.max_length, as far as the model's context allows",
         )
     if config.data.share and not held_out:
         raise DataError(
-            f"{config.data.share:g} of {stats.rows:,} rows holds out none",
+            f"{config.data.share:g} of {stats.rows:,} rows holds out no row",
             code="E8039",
             field="data.eval",
             help="raise data.eval, or set it to a file with rows to score on",

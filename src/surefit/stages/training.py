@@ -110,7 +110,7 @@ def _open_run(run: CheckedRun, report: dict[str, Any], resume: bool, overwrite: 
         _delete_run(directory)
     elif not resume and directory.resolved.exists() and (directory.checkpoints.exists() or is_trained(directory)):
         raise ConfigError(
-            "there is a run here already",
+            "the directory already contains a run",
             code="E8040",
             path=directory.path,
             field="output_dir",
@@ -130,7 +130,7 @@ def _delete_run(directory: RunDir) -> None:
         return
     if not directory.resolved.exists() and not directory.events.exists():
         raise ConfigError(
-            "not a run directory, so it is not overwritten",
+            "not a run directory, so --overwrite does not delete it",
             code="E8041",
             path=directory.path,
             field="output_dir",
@@ -177,7 +177,7 @@ def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingDa
     config = run.resolved.config
     tokenizer = load_tokenizer(config.model)
     shards = _open_token_shards(run, tokenizer)
-    with watcher.progress("tokenising") as on_progress:
+    with watcher.progress("tokenizing") as on_progress:
         build = partial(
             build_dataset,
             tokenizer=tokenizer,
@@ -396,7 +396,7 @@ def _say_what_was_left_out(watcher: ProgressListener, rows: Any, skipped: Sequen
     left_out = (
         (stats.skipped, "rows could not be used"),
         (stats.dropped_too_long, "examples are over data.max_length"),
-        (stats.dropped_unsupervised, "examples have nothing to learn"),
+        (stats.dropped_unsupervised, "examples have no supervised token"),
     )
     for number, reason in left_out:
         if number:
@@ -407,7 +407,9 @@ def _say_what_was_left_out(watcher: ProgressListener, rows: Any, skipped: Sequen
     if stats.split and not which:
         watcher.note(
             f"{stats.split:,} more examples than rows: the chat template rewrites earlier turns, so conversations are "
-            "divided where it does"
+            "split at those turns"
         )
     if stats.cut:
-        watcher.note(f"cut: the documents of {stats.cut:,} of {stats.rows:,} examples, to fit into data.max_length")
+        watcher.note(
+            f"truncated: the documents of {stats.cut:,} of {stats.rows:,} examples, to fit into data.max_length"
+        )

@@ -32,7 +32,7 @@ class MicroBatcher:
     learned.
 
     Args:
-        rows: tokenised rows.
+        rows: tokenized rows.
         lengths: number of tokens of each row.
         config: resolved: no setting is "auto".
         pad_id: token id that pads the rows.

@@ -217,7 +217,7 @@ class CheckpointWriter:
 
     def _note_stuck(self) -> None:
         for path in self._stuck:
-            self.on_note(f"{path} should be gone and cannot be deleted: the disk may fill up")
+            self.on_note(f"{path} cannot be deleted: the disk may fill up")
         self._stuck = []
 
     def _write_noting_errors(self) -> None:
@@ -269,7 +269,7 @@ class CheckpointWriter:
         checkpoint without its lines is incomplete."""
         if self.log.flush():
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise MachineError("its lines wait for room", code="E5113", path=self.log.path) from full
+            raise MachineError("its lines are kept until there is space", code="E5113", path=self.log.path) from full
 
     def _best(self) -> list[best.EvalPoint]:
         """Return the measurements for which a checkpoint is kept because of its score, the best first."""
@@ -288,7 +288,7 @@ class CheckpointWriter:
             path = self.run.checkpoints / f"step-{score.step}"
             fault = manager.find_checkpoint_damage(path, hashes=True) if path.exists() else None
             if fault is not None:
-                self.on_note(f"{path.name} has the best {metric}, but it is damaged and was passed over: {fault}")
+                self.on_note(f"{path.name} has the best {metric}, but it is damaged and was skipped: {fault}")
             elif path.exists():
                 return score, path
         return None
@@ -317,7 +317,7 @@ class CheckpointWriter:
         """
         if steps := manager.list_steps(self.run.checkpoints):
             raise ConfigError(
-                f"there is a run here already: its newest checkpoint is step {steps[-1][0]}",
+                f"the directory already contains a run: its newest checkpoint is step {steps[-1][0]}",
                 code="E5114",
                 path=self.run.path,
                 field="output_dir",
@@ -339,7 +339,7 @@ class CheckpointWriter:
                 f"all {len(latest.skipped)} checkpoints are damaged: {latest.skipped[0][1]}",
                 code="E5115",
                 path=self.run.checkpoints,
-                help="--overwrite starts anew; if the disk is failing, choose another output_dir",
+                help="--overwrite starts over; if the disk is failing, choose another output_dir",
             )
         self.last_good = latest.step if latest.path is not None else None
         return latest

@@ -36,9 +36,9 @@ def build_divergence_error(
         code="E5098",
         path=newest or run.path,
         field="train.learning_rate",
-        help="no update was made with them; lower the learning rate, or check the base model and its dtype"
+        help="their updates were skipped; lower the learning rate, or check the base model and its dtype"
         + (f"; the last batch is in {batch_path}" if batch_path else "")
-        + ("; the last checkpoint is good" if newest else ""),
+        + ("; the last checkpoint is intact" if newest else ""),
     )
 
 
@@ -54,5 +54,5 @@ def require_an_update(run: RunDir, counters: Counters) -> None:
             code="E5099",
             path=run.path,
             field="train.learning_rate",
-            help="nothing was learnt; check the base model and its dtype",
+            help="the weights are unchanged; check the base model and its dtype",
         )

@@ -78,7 +78,7 @@ class DryPassResult:
         """Return the result as one line; `planned` is the content of plan.json."""
         return (
             f"dry pass: worst batch {self.tokens:,} tokens, {self._memory((planned or {}).get('estimate') or {})}"
-            f"{'' if self.rank is None else f' in the fullest process, rank {self.rank}'}, "
+            f"{'' if self.rank is None else f' in the process with the highest memory use, rank {self.rank}'}, "
             f"{duration_text(self.step_seconds)}; a checkpoint takes {duration_text(self.save_seconds)} and "
             f"{bytes_text(self.checkpoint_bytes)}"
         )
@@ -115,9 +115,9 @@ class DryPassResult:
         deviation = self.against(planned)
         if deviation is None:
             return None
-        advice = " If memory is short here, expect the run to end for want of it." if deviation == "above" else ""
+        advice = " The run may run out of memory." if deviation == "above" else ""
         return (
-            f"WARNING: the dry pass took {'more' if deviation == 'above' else 'less'} memory than the plan says "
+            f"WARNING: the dry pass used {'more' if deviation == 'above' else 'less'} memory than planned "
             f"({self._memory((planned or {}).get('estimate') or {})}): the plan is wrong for this model.{advice} "
             "Please report plan.json and dry_pass.json"
         )
@@ -216,7 +216,7 @@ def _step(
 
 def _not_finite(what: str, tokens: int, loss: float, model: torch.nn.Module, config: Config) -> GateError:
     why = explain_non_finite(model, config.model.dtype)
-    problem = f"the loss of the {what} ({tokens:,} tokens) is {loss} before anything was trained: {why.message}"
+    problem = f"the loss of the {what} ({tokens:,} tokens) is {loss} before the first step: {why.message}"
     return GateError(problem, code="E5100", field=why.field, help=f"{why.help}; no step was taken")
 
 
@@ -232,7 +232,7 @@ def _evaluate(
     with memory.during("dry eval"):
         loss_and_tokens = mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
     if loss_and_tokens is not None and not math.isfinite(loss_and_tokens[0]):
-        raise _not_finite("fullest held-out batch", count_batch_tokens(batch), loss_and_tokens[0], model, config)
+        raise _not_finite("largest held-out batch", count_batch_tokens(batch), loss_and_tokens[0], model, config)
     return count_batch_tokens(batch), time.perf_counter() - start, -(-len(micros) // engine.data_size)
 
 
@@ -296,10 +296,10 @@ def _require_same(written: manager.CheckpointState, read: manager.CheckpointStat
     for before, after in ((written.weights, read.weights), (written.optimizer, read.optimizer)):
         if differing := sorted(name for name in before.keys() | after.keys() if not _same(before, after, name)):
             raise MachineError(
-                f"{len(differing)} tensors of a checkpoint came back other than they were written: {differing[0]}",
+                f"{len(differing)} tensors of a checkpoint differ after they were read back: {differing[0]}",
                 code="E5101",
                 path=checkpoints,
-                help="the disk cannot be trusted; choose another output_dir",
+                help="the disk is unreliable; choose another output_dir",
             )
 
 

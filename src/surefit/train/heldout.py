@@ -65,7 +65,7 @@ class HeldOutEvaluation:
         self.at_checkpoints: list[dict[str, Any]] = []
         if self.metric not in best.LOSSES and score is None:
             raise ConfigError(
-                f"{self.metric} is not measured in training",
+                f"{self.metric} is not measured during training",
                 code="E5102",
                 field="checkpoint.metric_for_best_model",
                 help="set evaluate.in_training: true for a metric of the recipe, or metric_for_best_model: eval_loss",
@@ -122,11 +122,11 @@ class HeldOutEvaluation:
         self.model.train(was_training)  # otherwise the rest of the run would train without dropout
         if self.metric not in {*best.LOSSES, *scores}:
             raise ConfigError(
-                f"{self.metric} is not among what was measured: {', '.join([*best.LOSSES, *scores])}"
+                f"{self.metric} was not measured; available: {', '.join([*best.LOSSES, *scores])}"
                 + did_you_mean(self.metric, scores),
                 code="E5103",
                 field="checkpoint.metric_for_best_model",
-                help="name one of these; --resume goes on from the checkpoint that was just written",
+                help="name one of these; --resume continues from the checkpoint that was just written",
             )
         return scores
 

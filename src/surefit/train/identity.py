@@ -83,7 +83,7 @@ def execution_settings(config: Config, mode: str = "single", data_size: int = 1)
 
 
 def changed_settings(trainer: Mapping[str, Any], config: Config, mode: str = "single", data_size: int = 1) -> list[str]:
-    """Return how the execution settings differ from those of a checkpoint, as `data.packing: False, now True`.
+    """Return how the execution settings differ from a checkpoint's, as `data.packing: False, now True`.
 
     Args:
         trainer: the checkpoint's trainer.json.
@@ -97,7 +97,7 @@ def changed_settings(trainer: Mapping[str, Any], config: Config, mode: str = "si
         saved.get(key, current[key]) != current[key] for key in DRAWS_ALONG
     )
     return (
-        [*changes, "dropout and noise draw other random numbers in another micro batch"]
+        [*changes, "another micro batch changes the random numbers of dropout and noise"]
         if random_numbers_differ
         else changes
     )
@@ -143,7 +143,7 @@ def require_same_held_out(lines: Iterable[Mapping[str, Any]], held_out: DatasetF
                 code="E5350",
                 path=path,
                 field="data.eval",
-                help="put them back to resume, or start anew in another output_dir",
+                help="restore them to resume, or start over in another output_dir",
             )
 
 
@@ -168,5 +168,5 @@ def require_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> Non
                 code="E5104",
                 path=path,
                 field=key.partition(":")[0],
-                help="put it back to resume, or start anew in another output_dir",
+                help="restore it to resume, or start over in another output_dir",
             )

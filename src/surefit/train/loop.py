@@ -286,12 +286,14 @@ class Trainer:
 
     def _stops_early(self) -> bool:
         if self.told_to_end:
-            self.note(f"ended after step {self.counters.step}, as a callback asked")
+            self.note(f"ended after step {self.counters.step}on request of a callback")
             return True
         if not self.held_out.stopped_improving:
             return False
         patience, metric = self.config.train.early_stopping_patience, self.held_out.metric
-        self.note(f"stopped after step {self.counters.step}: {patience} measurements without a better {metric}")
+        self.note(
+            f"stopped after step {self.counters.step}: {patience} measurements without an improvement of {metric}"
+        )
         return True
 
     def _save(self) -> None:

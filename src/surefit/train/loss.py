@@ -80,7 +80,7 @@ def require_whole_routing(model: torch.nn.Module, parallel: ParallelSection) -> 
     """
     if balances_experts(model) and (parallel.mode == "pp" or parallel.cp > 1):
         raise ConfigError(
-            "config.json asks for the router's loss, which is of all layers and tokens, and the processes share them",
+            "config.json enables the router loss, which needs all layers and tokens, but the processes split them",
             code="E5106",
             field="parallel.mode",
             help="set parallel.mode: ddp, or output_router_logits: false in the model's config.json",
@@ -107,10 +107,10 @@ def _add_router_loss(
 def chunked_loss_obstacle(model: torch.nn.Module) -> str | None:
     """Return why the loss of this model cannot be computed in chunks; None if it can."""
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
-        return "its adapter adds tokens in front of the prompt"
+        return "its adapter prepends tokens to the prompt"
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         # Every chunk would gather the head's weight from all processes, and these have different numbers of chunks.
-        return "ZeRO-3 gathers the output head once, while the model runs"
+        return "ZeRO-3 gathers the output head only during the forward pass"
     causal_lm = _causal_lm(model)
     decoder = causal_lm.get_decoder() if hasattr(causal_lm, "get_decoder") else None
     if decoder is None or decoder is causal_lm:
@@ -182,7 +182,7 @@ def _decode(
     logits = answer.logits
     if len(hidden) != 1 or logits.shape[:2] != (1, 1):
         raise ModelError(
-            f"{type(causal_lm).__name__} does more between its decoder and its logits than a head does",
+            f"{type(causal_lm).__name__} has more than an output head between its decoder and its logits",
             code="E5107",
             field="speed.chunked_loss",
             help="set speed.chunked_loss: false",
@@ -225,7 +225,9 @@ class _ChunkedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
-        assert gradients is not None, "the gradients of a loss are taken once: they are scaled in place"
+        assert gradients is not None, (
+            "the backward pass of this loss can run only once, because it scales the gradients in place"
+        )
         scaled = (
             None if gradient is None else gradient.mul_(scale).to(dtype)
             for gradient, dtype in zip(gradients, ctx.types, strict=True)
@@ -292,7 +294,7 @@ def _chunk(
         if "inplace" not in str(error):
             raise
         raise ModelError(
-            f"{type(head.causal_lm).__name__} needs its logits for their own gradient, which is written over them",
+            f"{type(head.causal_lm).__name__} needs its logits for their gradient, which overwrites them",
             code="E5108",
             field="speed.chunked_loss",
             help="set speed.chunked_loss: false",

@@ -319,7 +319,7 @@ def _bitsandbytes(kind: str) -> Any:
         return importlib.import_module("bitsandbytes.optim")
     except ImportError as error:
         raise ConfigError(
-            f"the optimizer {kind} is one of bitsandbytes, which cannot be imported here: {error}",
+            f"the optimizer {kind} needs bitsandbytes, which cannot be imported: {error}",
             code="E5109",
             field="train.optim",
             help=f"{install_extra('quant')}; or use adamw",

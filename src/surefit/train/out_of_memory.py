@@ -57,11 +57,11 @@ def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str,
     assert isinstance(micro, int)
     changes = next_rung(config, kind)
     learning = ", ".join(_what_changes_learning(config))
-    advice = f"what is left changes what is learnt: {learning}, or a smaller model"
+    advice = f"the remaining options change the training result: {learning}, or a smaller model"
     if changes:
-        by_itself = "; --adapt does it by itself" if count_processes(config) == 1 or env.launched_here() else ""
-        advice = f"try {as_arguments(changes)} (the same is learnt{by_itself}), with --resume if steps "
-        advice += f"were taken; {learning} also need less, but change what is learnt"
+        by_itself = "; --adapt does it automatically" if count_processes(config) == 1 or env.launched_here() else ""
+        advice = f"try {as_arguments(changes)} (same training result{by_itself}), with --resume if steps "
+        advice += f"were taken; {learning} also save memory, but change the training result"
     error = OutOfMemory(
         f"the {'GPU' if kind == 'cuda' else 'machine'}'s memory ran out {when}, with micro batches of "
         f"{plural(micro, 'row')} of up to {longest:,} tokens{_largest(config, model, longest, kind) if model else ''}",

@@ -62,7 +62,7 @@ def fingerprint_training_rows(rows: TokenizedRows) -> DatasetFingerprint:
         DataError: there are no rows, or a row has no token that the loss would count.
     """
     if len(rows) == 0:
-        raise DataError("no rows to train on", code="E5111", field="data.train", help="name data that has usable rows")
+        raise DataError("no rows to train on", code="E5111", field="data.train", help="name data with usable rows")
     if isinstance(rows, ShardedTokens):
         return DatasetFingerprint(rows.lengths, rows.sha256)
     return fingerprint_rows(rows, _require_supervised)
@@ -71,10 +71,10 @@ def fingerprint_training_rows(rows: TokenizedRows) -> DatasetFingerprint:
 def _require_supervised(index: int, length: int, supervised: int) -> None:
     if not supervised:
         raise DataError(
-            f"tokenised row {index} has no supervised token among its {length}",
+            f"tokenized row {index} has no supervised token among its {length}",
             code="E5112",
             field="data.train",
-            help="its answer is empty or was cut off: raise data.max_length, or leave the row out",
+            help="its answer is empty or was truncated: raise data.max_length, or remove the row",
         )
 
 

@@ -158,7 +158,7 @@ class ShardedCheckpointWriter:
             if job.given_up.is_set():
                 shutil.rmtree(job.place, ignore_errors=True)
                 raise MachineError(
-                    f"not all parts of step-{job.step} can be seen by the first process",
+                    f"the first process cannot see all parts of step-{job.step}",
                     code="E5116",
                     path=job.place,
                     help="all machines of a run must see the same output_dir",

@@ -78,7 +78,7 @@ def train_step(
         engine: execution engine, which distributes the step over processes.
     """
     supervised = int(engine.total(sum(supervised_tokens(batch) for batch in micro_batches)))
-    assert supervised > 0, "the caller leaves rows without supervised tokens out"
+    assert supervised > 0, "the caller drops rows without supervised tokens"
     scale = 1.0 if scaling is None else scaling.value
     balance: list[torch.Tensor] = []
     loss = engine.run(model, micro_batches, partial(loss_sum, chunked=chunked, balance=balance), supervised, scale)

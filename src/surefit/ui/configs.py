@@ -130,7 +130,7 @@ def edit_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     """Return the text with one field set to a value, or removed if the value is empty."""
     text, key, value_text = (require_posted_text(body, name) for name in ("text", "key", "value"))
     if key not in FORM:
-        raise HTTPException(400, f"{key} is not in the form")
+        raise HTTPException(400, f"{key} is not a field of the form")
     value, _ = parse_yaml(value_text, Path(key)) if value_text.strip() else (None, {})
     edited = edit_text(text, {key: value}, Path("config.yaml"))
     return {"text": edited.text, "refused": edited.refused.get(key)}

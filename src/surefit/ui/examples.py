@@ -1,4 +1,4 @@
-"""A run's answers, row by row, beside those of another variant."""
+"""A run's answers, row by row, beside another variant's."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def config_from_form(ui: UiContext, body: dict[str, Any]) -> Config:
     """
     changes = body.get("changes")
     if not isinstance(changes, dict) or not changes.keys() <= {*NUMBERS, *CHOICES}:
-        raise HTTPException(400, "changes must be an object of the form's fields")
+        raise HTTPException(400, "changes must be a JSON object with fields of the form")
     try:
         config = with_changes(_base(ui, require_posted_text(body, "config")), changes)
     except ValidationError as error:
@@ -252,7 +252,7 @@ def _scoring_text(scoring: dict[str, Any] | None) -> str:
         return ""
     text = f"{_span(scoring, 'seconds_low', 'seconds_high', duration_text)}, {plural(scoring['answers'], 'answer')}"
     if interim := scoring["in_training"]:
-        text += f"; while training {_span(interim, 'total_seconds_low', 'total_seconds_high', duration_text)}"
+        text += f"; during training {_span(interim, 'total_seconds_low', 'total_seconds_high', duration_text)}"
     return text
 
 
@@ -279,7 +279,7 @@ def _bars(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Return one bar per phase: its terms if they are known, else its bytes."""
     if document["estimate"] and document["estimate"]["phases"]:
         peak = document["estimate"]["peak"]
-        return [_bar("the fullest moment", peak["terms"])] + [
+        return [_bar("the peak", peak["terms"])] + [
             _bar(phase["name"], [{"term": "held", "bytes": phase["reserved_bytes"] or phase["allocated_bytes"]}])
             for phase in document["estimate"]["phases"]
         ]

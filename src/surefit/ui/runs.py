@@ -32,7 +32,7 @@ CHARTS = {
     "grad_norm": ("Gradient norm", ("grad_norm",)),
     "tokens_per_second": ("Tokens per second", ("tokens_per_second",)),
     "memory_bytes": ("Memory (GiB)", ("memory_bytes",)),
-    "disk_free_bytes": ("Free on the disk (GiB)", ("disk_free_bytes",)),
+    "disk_free_bytes": ("Free disk space (GiB)", ("disk_free_bytes",)),
 }
 """Name → (title, the series in it)."""
 

@@ -133,18 +133,18 @@ class SecurityMiddleware:
         """Return the response to a request that is rejected, or None."""
         headers = Headers(scope=scope)
         if len(headers.getlist("host")) != 1 or not self.door.knows_host(headers["host"]):
-            return PlainTextResponse("This server does not have that name.", 400)
+            return PlainTextResponse("This server does not answer to that host name.", 400)
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return PlainTextResponse("Only GET, HEAD and POST.", 405, {"Allow": "GET, HEAD, POST"})
         site, is_navigation = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode") == "navigate"
         if site not in ("same-origin", "none") and not (is_navigation and scope["method"] == "GET"):
-            return PlainTextResponse("Requests from other sites are refused.", 403)
+            return PlainTextResponse("Requests from other sites are rejected.", 403)
         if self.door.token is not None:
             unknown = self._unknown_visitor(scope, headers)
             if unknown is not None:
                 return unknown
         if scope["method"] == "POST" and not self._from_our_page(headers):
-            return PlainTextResponse("Not from a page of this server: load the page again.", 403)
+            return PlainTextResponse("The request did not come from a page of this server: reload the page.", 403)
         return None
 
     def _unknown_visitor(self, scope: Scope, headers: Headers) -> Response | None:

@@ -29,10 +29,10 @@ async def simulate_plan(request: Request) -> Response:
     body = await read_posted_json(request)
     config, price = await run_sync(config_from_form, ui, body), parse_price(body)
     if config.model.trust_remote_code:
-        problem = "this model brings code along, which is not run for a page"
+        problem = "this model comes with its own code, which this page does not run"
         raise ConfigError(problem, code="E1069", help="use the command line: `surefit plan CONFIG`")
     if ui.simulating:
-        raise HTTPException(409, "A plan is being simulated already; one at a time.")
+        raise HTTPException(409, "Another simulation is running; only one runs at a time.")
     ui.simulating = True
     try:
         document = await _plan(ui, config)
@@ -71,5 +71,5 @@ async def _plan(ui: UiContext, config: Config) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if "estimate" not in document:
         error = document.get("error") or {}
-        raise ConfigError(str(error.get("message", "the plan could not be made")), code="E1070", help=error.get("help"))
+        raise ConfigError(str(error.get("message", "the plan failed")), code="E1070", help=error.get("help"))
     return document

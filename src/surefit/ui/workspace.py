@@ -100,7 +100,7 @@ class Workspace:
         return resolved
 
     def configs(self) -> list[str]:
-        """Return the names of the existing configs, without those of runs, sorted."""
+        """Return the names of the existing configs, except configs in run directories, sorted."""
         return sorted(self.name(path) for _, path in zip(range(MOST_CONFIGS), self._yaml_files(), strict=False))
 
     def _yaml_files(self) -> Iterator[Path]:
@@ -135,18 +135,18 @@ class Workspace:
         """
         path = self.config(text)
         if (self.root / text).is_symlink():
-            raise ConfigError("this is a link", code="E1071", help=f"open {self.name(path)}, where it leads to")
+            raise ConfigError("this is a link", code="E1071", help=f"open its target, {self.name(path)}")
         if len(content.encode("utf-8", "replace")) > MAX_BYTES:
-            raise ConfigError(f"larger than {MAX_BYTES:,} bytes: this is no config file", code="E1072")
+            raise ConfigError(f"larger than {MAX_BYTES:,} bytes: this is not a config file", code="E1072")
         if any(is_run(folder) for folder in path.parents if folder.is_relative_to(self.root)):
             raise ConfigError(
-                "this is inside a run, whose files are only read", code="E1073", help="choose another folder"
+                "this is inside a run directory, which is read-only", code="E1073", help="choose another folder"
             )
         with machine_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         with hold_folder_lock(path.parent):  # of two saves at once, the second sees the text of the first
             if file_version(path) != expected:
-                problem = "was changed by someone else" if expected is not None else "is there already"
+                problem = "was changed by someone else" if expected is not None else "already exists"
                 raise HTTPException(409, f"{text} {problem}: open it again, or save under another name")
             output_file(path, self._read_by(content), overwrite=expected is not None, option="name")
             if expected is None:
@@ -173,7 +173,7 @@ class Workspace:
         these."""
         return [
             ConfigError(
-                f"{text!r} is not inside the workspace, so it is not looked at from the page",
+                f"{text!r} is outside the workspace, so this page does not read it",
                 code="E1074",
                 field=key,
                 help="move it there, or use the command line: `surefit check`",

@@ -37,9 +37,9 @@ def torch_of(cuda: str | None = None, available: bool = False) -> str:
     ("script", "gpu", "verdict", "fact"),
     [
         (torch_of(), False, "ok", "built for the CPU"),
-        (torch_of(), True, "warn", "cannot use the GPU"),
+        (torch_of(), True, "warn", "cannot use the installed GPU"),
         (torch_of("13.0", True), True, "ok", "built for CUDA 13.0, sees 1 GPU"),
-        (torch_of("13.0"), True, "warn", "cannot use the GPU"),
+        (torch_of("13.0"), True, "warn", "cannot use the installed GPU"),
         (says("torch", "ImportError: libcudart.so.13", False), True, "fail", "libcudart"),
         ("echo 'SyntaxError: in sitecustomize' >&2; exit 1", True, "fail", "sitecustomize"),
         ("exit 139", False, "fail", "exit code 139"),
@@ -137,6 +137,6 @@ def test_gpus_are_listed_with_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_
     assert works.fact == "True"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     *_, hidden, works = devices.gpu_probes()  # no policy: no GPU that is used
-    assert (hidden.fact, works.fact) == ("CUDA_VISIBLE_DEVICES leaves 0 of 2 to use", "False")
+    assert (hidden.fact, works.fact) == ("CUDA_VISIBLE_DEVICES allows 0 of 2", "False")
     smi.write_text("#!/bin/sh\nexit 9\n")
     assert devices.free_memory() == []

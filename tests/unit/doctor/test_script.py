@@ -18,7 +18,7 @@ FOUND = [
     Probe("python", "3.11"),
     Probe("peft", "not installed (needs >=0.19)", "fail", "pip install 'peft>=0.19'", True),
     Probe("port", "taken", "warn", "export MASTER_PORT=40001", True),
-    Probe("gpu", "busy", "warn", "another process holds its memory: nvidia-smi names it"),
+    Probe("gpu", "busy", "warn", "another process uses its memory: nvidia-smi names it"),
 ]
 
 
@@ -29,7 +29,7 @@ def run(script: str) -> list[str]:
 def test_commands_run_with_this_interpreter_and_the_rest_is_said() -> None:
     script = fix_script(FOUND, interpreter="/opt/my env/python")
     assert "'/opt/my env/python' -m pip install 'peft>=0.19'\n" in script
-    assert "# gpu: busy\n#   by hand: another process holds its memory" in script
+    assert "# gpu: busy\n#   by hand: another process uses its memory" in script
     assert "3.11" not in script
     echoing = fix_script(FOUND, interpreter="echo")
     assert run(echoing + "\necho $MASTER_PORT") == ["-m pip install peft>=0.19", "40001"]

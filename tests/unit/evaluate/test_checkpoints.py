@@ -156,7 +156,7 @@ def test_a_checkpoint_of_another_model_is_refused(three):
 
 
 def test_without_checkpoints(letters):
-    with pytest.raises(ConfigError, match="no checkpoint in this run yet"):
+    with pytest.raises(ConfigError, match="has no checkpoint yet"):
         scored(letters)
 
 
@@ -222,7 +222,7 @@ def test_the_picture():
     assert heights == sorted(heights, reverse=True)
     written = [text.text for text in root.findall(f"{inside}text")]
     assert written[0] == "a<b by checkpoint: 1,200 rows"
-    assert "its lead may be chance; dashed: the base" in written[1]
+    assert "its lead may be due to chance; dashed: the base" in written[1]
     steps = [text for text in written if text.replace(",", "").isdigit()]
     assert 5 < len(steps) < 20, "so many that they do not touch"
     assert [text for text in written if text.startswith("0.")] == ["0.0", "0.2", "0.4", "0.6", "0.8"], "round"

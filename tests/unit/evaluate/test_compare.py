@@ -191,7 +191,7 @@ def test_the_verb(tmp_path):
     assert invoke(a.path, tmp_path / "nothing")[0] == 2
     assert "no metric 'exact_mach'; did you mean 'exact_match'?" in invoke(a.path, b.path, "--metric", "exact_mach")[1]
     other = run_of(tmp_path, "c", lines[0], version=2)
-    assert "judged differently" in invoke(a.path, other.path)[1]
+    assert "scored differently" in invoke(a.path, other.path)[1]
     assert "which judge?" in invoke(a.path, b.path, "--dry-run")[1]
 
 

@@ -164,7 +164,7 @@ def test_a_server_answers_for_the_tuned_model(run, monkeypatch):
     assert record["model"] == "http://***@localhost:1/v1"
     assert lines_of(run, "eval", "served")[0]["prompt"] == "user: KA"
     again = scored(run, RECIPE, ("adapter",), server="http://elsewhere/v1")
-    assert again["left_out"] == ["eval/served: answered by another model than the run has now"]
+    assert again["left_out"] == ["eval/served: answered by a different model than the run's current one"]
     with pytest.raises(ConfigError, match="no server is named"):
         scored(run, RECIPE, ("served",))
 
@@ -190,12 +190,12 @@ def test_training_scores_as_evaluation_does(run):
     ("changes", "recipe", "field", "problem"),
     [
         ({"constrained": "both"}, RECIPE, "constrained", "letters has no grammar"),
-        ({"samples": 4, "temperature": 0.5}, RECIPE, "samples", "judges one answer per prompt, not 4"),
-        ({"samples": 4}, SAMPLED, "samples", "the 4 answers to a prompt are all the same"),
+        ({"samples": 4, "temperature": 0.5}, RECIPE, "samples", "scores one answer per prompt, not 4"),
+        ({"samples": 4}, SAMPLED, "samples", "the 4 answers to a prompt are identical"),
         ({"num_beams": 2, "temperature": 0.5}, RECIPE, "num_beams", "2 beams .* a temperature of 0.5"),
         ({"num_beams": 2, "server": "http://x"}, RECIPE, "num_beams", "no beam search"),
         ({"server": "localhost:8000"}, RECIPE, "server", "begins with http://"),
-        ({"constrained": "only"}, RANKED, "constrained", "ranks labels .* constrained only has no meaning"),
+        ({"constrained": "only"}, RANKED, "constrained", "ranks labels .* constrained only has no effect"),
         ({"num_beams": 4}, RANKED, "num_beams", "ranks labels"),
     ],
 )

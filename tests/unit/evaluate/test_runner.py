@@ -186,9 +186,9 @@ def test_one_variant_can_be_scored_again(letters):
     ("changes", "reason"),
     [
         ({"max_new_tokens": 11}, "generated with max_new_tokens 12"),
-        ({"max_examples": 4}, "asked on other rows"),
-        ({"recipe": replace(RECIPE, version=2)}, "judged by letters version 1"),
-        ({"sets": {"eval": examples_of("ABCDEFGX")}}, "asked on other rows"),
+        ({"max_examples": 4}, "answered other rows"),
+        ({"recipe": replace(RECIPE, version=2)}, "scored by letters version 1"),
+        ({"sets": {"eval": examples_of("ABCDEFGX")}}, "answered other rows"),
     ],
 )
 def test_scores_that_are_not_comparable_are_left_out_by_name(letters, changes, reason):
@@ -202,7 +202,7 @@ def test_scores_of_a_model_that_has_changed_are_left_out(letters):
     scored(letters)
     (letters.run.adapter / "adapter_config.json").write_text("{}")
     summary = scored(letters, variants=["base"])  # base alone does not need the adapter
-    assert summary["left_out"] == ["eval/adapter: answered by another model than the run has now"]
+    assert summary["left_out"] == ["eval/adapter: answered by a different model than the run's current one"]
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "broken"])
@@ -215,7 +215,7 @@ def test_predictions_that_are_damaged_are_left_out_by_name(letters, damage):
     summary = scored(letters, variants=["adapter"])
     assert list(summary["sets"]["eval"]["variants"]) == ["adapter"]
     (reason,) = summary["left_out"]
-    assert reason.startswith("eval/base: damaged" if damage == "broken" else "eval/base: asked on other rows")
+    assert reason.startswith("eval/base: damaged" if damage == "broken" else "eval/base: answered other rows")
 
 
 def test_a_share_of_the_rows_is_taken_evenly(letters):
@@ -364,7 +364,7 @@ def test_scores_of_another_recipe_are_kept_and_out_of_the_way(letters):
         "merged.json", "merged.predictions.jsonl",
     ]  # fmt: skip
     assert summary["left_out"] == []
-    assert f"eval/base, judged by letters version 1: eval/earlier/{home.name}" in summary["set_aside"]
+    assert f"eval/base, scored by letters version 1: eval/earlier/{home.name}" in summary["set_aside"]
 
 
 def test_scores_with_other_settings_are_kept_when_new_ones_are_written(letters):

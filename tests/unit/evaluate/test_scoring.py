@@ -94,14 +94,14 @@ def test_lines_of_one_task_are_its_samples_where_the_recipe_judges_samples(tmp_p
     scored = score_files(best, path, gold)
     assert (scored.record["matched_by"], scored.record["n"]) == ("task_id", 2)
     assert [(line["scores"]["exact_match"], len(line["samples"])) for line in scored.lines] == [(0.0, 2), (1.0, 2)]
-    with pytest.raises(DataError, match="the task_id 't/1' has an answer already"):
+    with pytest.raises(DataError, match="the task_id 't/1' already has an answer"):
         score_files(CALLS, path, gold)
 
 
 @pytest.mark.parametrize("name", ["p.txt", "p.jsonl"])
 def test_a_file_without_an_answer_is_refused(tmp_path, references, name):
     (tmp_path / name).write_text("")
-    with pytest.raises(DataError, match=r"the file holds no answer|the file is empty") as caught:
+    with pytest.raises(DataError, match=r"the file contains no answers|the file is empty") as caught:
         score_files(CALLS, str(tmp_path / name), references)
     assert str(caught.value.path) == str(tmp_path / name)
 
@@ -135,14 +135,14 @@ def test_our_own_predictions_may_answer_a_part_and_are_found_by_their_place(tmp_
     [
         ([{"id": 0, "text": ""}, {"id": 1, "text": ""}], "1 reference without an answer: id '2'"),
         ([{"id": n, "text": ""} for n in (0, 1, 2, 9)], "1 answer to a id that no reference has: '9'"),
-        ([{"id": n, "text": ""} for n in (0, 1, 1)], "the id '1' has an answer already"),
+        ([{"id": n, "text": ""} for n in (0, 1, 1)], "the id '1' already has an answer"),
         ([{"text": ""}] * 2, "2 predictions for 3 references"),
         ([{"text": None}] * 3, "an answer is null, not text"),
         ([{"text": []}] * 3, "an empty list of answers"),
-        ([{"reply": ""}] * 3, "no answer among the columns reply"),
-        ([{"text": ["a", "b"]}] * 3, "2 answers to one row, and the recipe function_calling judges one"),
+        ([{"reply": ""}] * 3, "none of the columns has an answer: reply"),
+        ([{"text": ["a", "b"]}] * 3, "2 answers to one row, but the recipe function_calling scores one"),
         ([{"text": ["a", 3]}] * 3, "an answer is a number, not text"),
-        (["a", {"text": "b"}, "c"], "an object, and the first line is a bare text"),
+        (["a", {"text": "b"}, "c"], "an object, but the first line is a string"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, answers, message):

@@ -44,7 +44,7 @@ def test_a_row_without_a_metric_does_not_enter_its_denominator():
 
 
 def test_a_recipe_must_give_its_primary_metric():
-    with pytest.raises(DataError, match="gave no right, its primary metric, but wrong"):
+    with pytest.raises(DataError, match="returned wrong, but not its primary right"):
         compute_estimates([{"wrong": 1.0}], RECIPE)
 
 

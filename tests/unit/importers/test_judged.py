@@ -154,7 +154,7 @@ def test_packing_of_llamafactory(text: str, packing: bool | None, strategy: str 
 def test_the_help_is_in_the_tool_s_own_words() -> None:
     context, _ = build_lint_context(reading(FACTORY + "packing: true\n"))
     (finding,) = (finding for finding in run_rules(context).findings if finding.code == "PCK002")
-    assert finding.message.startswith("packing: the examples of a row are not kept apart")
+    assert finding.message.startswith("packing: the examples of a row are not separated")
     assert "neat_packing: true" in str(finding.help)
 
 

@@ -67,7 +67,7 @@ def test_an_adapter_goes_on_as_it_was_trained(tmp_path: Path, key: str) -> None:
     )
     (one,) = found({"start_from": str(tmp_path)})
     assert one.field == f"lora.{key}"
-    assert one.message.endswith(f"was trained with {key} true, and lora.{key} is false")
+    assert one.message.endswith(f"was trained with {key} true, but lora.{key} is false")
     assert found({"start_from": str(tmp_path), key: True}) == []
 
 

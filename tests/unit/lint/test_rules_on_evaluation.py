@@ -61,7 +61,7 @@ def test_a_metric_that_the_recipe_does_not_give() -> None:
 def test_pass_at_k_takes_as_many_answers() -> None:
     metrics = ("pass@1", "pass@10", "pass@all")
     (one,) = unknown(metrics, gate={"metric": "pass@10", "min": 0.5}, samples=5, temperature=0.8)
-    assert one.message == "pass@10 takes 10 answers to each prompt, and evaluate.samples is 5"
+    assert one.message == "pass@10 needs 10 answers per prompt, but evaluate.samples is 5"
     assert unknown(metrics, gate={"metric": "pass@10", "min": 0.5}, samples=10, temperature=0.8) == []
     assert unknown(metrics, gate={"metric": "pass@all", "min": 0.5}) == []
 

@@ -87,7 +87,7 @@ def test_the_numbers_are_in_the_message() -> None:
     assert finding.message.startswith("1 process for 2 machines")
     assert finding.help == "write 8 (2 machines × 4 per machine)"
     (finding,) = found(global_batch=64, micro_batch=4, accumulation=8, world_size=1)
-    assert finding.message == "4 per device × 8 accumulated × 1 process is 32, and global_batch says 64"
+    assert finding.message == "4 per device × 8 accumulated × 1 process is 32, but global_batch is 64"
     assert finding.help == "accumulate 16 micro batches, or write 32"
 
 

@@ -122,7 +122,7 @@ def test_a_driver_is_compared_by_its_branch() -> None:
         ("4", GPU, {"processes": 8, "machines": 2}, None),
         ("1", GPU, {}, None),
         ("1", replace(CPU, cpu_count=2), {}, None),
-        ("1", CPU, {}, "OMP_NUM_THREADS=1: one of 16 cores would train"),
+        ("1", CPU, {}, "OMP_NUM_THREADS=1: only one of 16 cores would be used"),
         ("a,b", CPU, {}, None),
         ("0", CPU, {"processes": 0, "machines": 0, "processes_per_machine": 0}, None),
         ("99999999999999999999", CPU, {"processes": -3}, "OMP_NUM_THREADS=99999999999999999999: 99999999999999999999"),

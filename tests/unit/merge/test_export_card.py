@@ -103,9 +103,9 @@ def test_nothing_private_is_in_it(run):
 def test_the_facts_against_it_are_said(run):
     text = render_model_card(run, about(), CERTIFICATE, run.path)
     limits = text.partition("## Limitations")[2].partition("## How")[0]
-    assert "On `eval`, 3 of 40 answers were cut off by the limit of 96 new tokens" in limits
+    assert "On `eval`, 3 of 40 answers were truncated at the limit of 96 new tokens" in limits
     assert "worse on `old_tools`: exact_match -20.0 [-30.0, -10.0] points" in limits
-    assert "cannot be told" not in limits
+    assert "no clear difference" not in limits
 
 
 def test_scores_certificate_and_passport_are_tables(run):
@@ -124,7 +124,7 @@ def test_a_conversion_says_what_it_is(run):
     front = yaml.safe_load(text.split("---")[1])
     assert front["base_model_relation"] == "quantized"
     assert "| top1 agreement | 0.97 |" in text
-    assert "agrees with it in 97.0 % of the next tokens. Its task metric was not measured" in text
+    assert "predicts the same next token in 97.0 % of cases. Its task metric was not measured" in text
     lines = [{"metric": "exact_match", "score": "0.690 [0.6, 0.7]", "difference": "-0.010 [-0.02, +0.00]"}]
     scored = render_model_card(run, about(format="nf4", score={"n": 40, "lines": lines}), own, run.path)
     assert "| exact_match | 0.690 [0.6, 0.7] | -0.010 [-0.02, +0.00] |" in scored

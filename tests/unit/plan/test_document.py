@@ -87,11 +87,11 @@ def test_why_nothing_was_simulated_is_said(plan, monkeypatch: pytest.MonkeyPatch
     known = plan(quick=False)
     assert known["estimate"]["how"] == "closed form"
     (said,) = [text for text in known["left_out"] if text.startswith("the simulation: ")]
-    assert "(RuntimeError: no such product); the memory here is the closed form's" in said
+    assert "(RuntimeError: no such product); the memory shown is by closed form" in said
     unknown = plan(quick=False, change_model=lambda facts: replace(facts, architecture="", linear_modules={}))
     assert unknown["estimate"] is None
     (said,) = [text for text in unknown["left_out"] if text.startswith("the simulation: ")]
-    assert said.endswith("holds only the terms that arithmetic knows")
+    assert said.endswith("has only the terms with a formula")
     assert not any(text.startswith("the simulation: ") for text in plan()["left_out"])
 
 
@@ -127,7 +127,7 @@ def test_terms_alone_never_say_that_something_fits(plan) -> None:
 def test_an_unknown_model_has_no_totals_and_says_why(plan) -> None:
     made = plan(change_model=lambda facts: replace(facts, parameters=None, linear_modules={}))
     assert (made["memory"], made["memory_total_bytes"], made["disk_total_bytes"]) == ([], None, None)
-    assert "is not known on this machine" in made["left_out"][0]
+    assert "is unknown on this machine" in made["left_out"][0]
     assert made["does_not_fit"] == []
 
 

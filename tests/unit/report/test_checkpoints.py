@@ -28,9 +28,11 @@ def page_of(folder: Path, **changes: Any) -> str:
 def test_it_is_drawn_and_said(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     assert "<h3>Checkpoints</h3>" in page
-    assert "step-30 scored best of 3, but cannot be told from step-20 (2 comparisons, intervals of 97.5 %)." in page
+    assert (
+        "step-30 has the best score of 3, but no clear lead over step-20 (2 comparisons, intervals of 97.5 %)." in page
+    )
     assert page.count("<title>step-") == 3
-    assert "its lead may be chance" in page
+    assert "its lead may be due to chance" in page
 
 
 def test_nothing_of_a_file_is_taken_for_markup(tmp_path: Path) -> None:

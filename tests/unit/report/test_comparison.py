@@ -70,7 +70,7 @@ def test_other_rows_are_not_compared_and_said_why(first: RunDir, second: RunDir,
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:150]))
     page = comparison_page([first, second], tmp_path, recipe_of)
     assert page.headline == "The scores of these runs cannot be compared"
-    assert "they answered other rows" in page.sentences[0]
+    assert "they answered different rows" in page.sentences[0]
 
 
 def test_another_judge_is_not_compared(first: RunDir, second: RunDir, tmp_path: Path) -> None:

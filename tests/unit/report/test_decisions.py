@@ -44,11 +44,11 @@ def test_damage_elsewhere_is_a_note_that_someone_must_accept(run: RunDir) -> Non
     ship = page_of(run).ship
     assert (ship.tone, ship.answer) == ("warning", "Yes, if the notes are acceptable")
     notes = [condition.text for condition in ship.conditions if condition.state == "note"]
-    assert notes == ["Damage elsewhere: ast accuracy on old_tools fell from 93.5\N{NO-BREAK SPACE}% to 87.5\xa0%."]
+    assert notes == ["Regression on another task: ast accuracy on old_tools fell from 93.5\N{NO-BREAK SPACE}% to 87.5\xa0%."]
 
 
 @pytest.mark.parametrize(
-    ("artefact", "reason"), [("certificate", "failed their certificate: loads nowhere"), ("gate", "gate of the config")]
+    ("artefact", "reason"), [("certificate", "failed their certificate: loads nowhere"), ("gate", "Score gate")]
 )
 def test_a_failed_certificate_or_gate_forbids_it(run: RunDir, artefact: str, reason: str) -> None:
     if artefact == "certificate":
@@ -79,7 +79,7 @@ def test_a_baseline_that_is_as_good_is_named(run: RunDir) -> None:
     texts = [condition.text.replace("\xa0", " ") for condition in page.ship.conditions]
     assert "It does not beat the baseline lead-3: +1.0 points (interval \N{MINUS SIGN}2.0 to +4.0)." in texts
     contests = [(contest.question, contest.outcome) for contest in page.sets[0].contests]
-    assert contests == [("Did training help?", "better"), ("Is it better than lead-3?", "cannot be told apart")]
+    assert contests == [("Did training help?", "better"), ("Is it better than lead-3?", "no clear difference")]
 
 
 def test_gold_in_a_lesser_form_is_a_ceiling_and_need_not_be_beaten(run: RunDir) -> None:
@@ -104,10 +104,10 @@ def test_free_and_constrained_are_asked_about_apart(run: RunDir) -> None:
     ]
     write_json(run.eval_summary, summary)
     asked = {contest.question: contest.outcome for contest in page_of(run).sets[0].contests}
-    assert asked["Did training help where a grammar holds both to the format?"] == "worse"
+    assert asked["Did training help when a grammar constrains both?"] == "worse"
     assert asked["Does a grammar help the tuned model?"] == "worse"
     html = build_report(run).read_text()
-    assert "Hollow marks answered under a grammar" in html
+    assert "Hollow marks: answers constrained by a grammar" in html
 
 
 # The certificate
@@ -126,16 +126,16 @@ def test_checks_are_asked_as_questions_those_that_failed_first() -> None:
     assert found[IDENTITY].failed == 1
     assert [asked.where for asked in found[ANSWERS].asked] == ["read back from disk", "before it was written"]
     assert describe_certificate(certificate)[0] == (
-        "These weights were refused. Has every layer its factors, all finite and trained? No: q_proj of layer 3 has no "
-        "factors; Does it choose the same next token? No: too far."
+        "The certificate failed. Does every target layer have finite, trained factors? No: q_proj of layer 3 has no "
+        "factors; Does it predict the same next token? No: too far."
     )
 
 
 def test_a_quantised_or_unrecorded_base_is_said() -> None:
     certificate = CertificateRecord(passed=True, quantization="nf4", into="dequantized", base_recorded=False)
     said = " ".join(describe_certificate(certificate))
-    assert "trained on a base in nf4, and merged into the dequantized weights" in said
-    assert "that the base is right is an assumption" in said
+    assert "trained on a base in nf4 and merged into the dequantized weights" in said
+    assert "that this is the right base is an assumption" in said
 
 
 # Plan against actual
@@ -162,7 +162,7 @@ def test_memory_by_phase_has_the_most_of_all_attempts(run: RunDir) -> None:
     assert by_name["dry step"].measured == 700
     rows = {row.what: row for row in found.rows}
     assert rows["Time in training steps"].planned == 13.0
-    assert rows["Time of all of training"].actual == pytest.approx(31.2)
+    assert rows["Total training time"].actual == pytest.approx(31.2)
     assert percent_off(rows["Optimizer steps"]).startswith("+1,900") or rows["Optimizer steps"].actual == 20
 
 

@@ -31,7 +31,7 @@ def test_stretches_are_means_and_every_step_is_in_one() -> None:
     assert found.rows[0].shares[:2] == [0.0015, 0.0035]
     assert len(found.rows[0].shares) == MAX_COLUMNS
     assert "25.0%, in layer 2" in found.sentences[0]
-    assert "gives each 12.5%" in found.sentences[0]
+    assert "is 12.5% each" in found.sentences[0]
 
 
 def test_dead_experts_are_those_of_all_the_last_steps() -> None:
@@ -45,7 +45,7 @@ def test_dead_experts_are_those_of_all_the_last_steps() -> None:
     assert none.sentences[1].startswith("No layer had dead experts")
     unknown = measure_expert_load([line(1, [None, None])])
     assert unknown is not None
-    assert unknown.sentences[1] == "A step has too few tokens to say which experts are dead."
+    assert unknown.sentences[1] == "A step has too few tokens to detect dead experts."
 
 
 def test_the_page_draws_a_square_for_each_layer_and_stretch(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_each_attempt_has_an_outcome() -> None:
         ("train", "started"), ("train", "resumed"), ("train", "finished"),
         ("merge", "started"), ("merge", "failed"), ("evaluate", "started"),
     ) == [
-        ("train", "stopped without a word", None), ("train", "interrupted", 100), ("train", "finished", 100),
+        ("train", "ended without a record", None), ("train", "interrupted", 100), ("train", "finished", 100),
         ("merge", "failed", None), ("evaluate", "no end recorded", None),
     ]  # fmt: skip
 
@@ -267,8 +267,8 @@ def test_the_vendored_files_are_those_of_the_pinned_package() -> None:
     [
         ({}, "LoRA, r 16"),
         ({"use_dora": True}, "DoRA, r 16"),
-        ({"use_rslora": True}, "LoRA, rank-stabilised, r 16"),
-        ({"use_dora": True, "use_rslora": True}, "DoRA, rank-stabilised, r 16"),
+        ({"use_rslora": True}, "LoRA, rank-stabilized, r 16"),
+        ({"use_dora": True, "use_rslora": True}, "DoRA, rank-stabilized, r 16"),
     ],
 )
 def test_what_is_trained_is_read_from_the_switches_as_they_are_written(

@@ -132,17 +132,17 @@ def test_the_verdict_comes_first_and_has_the_numbers_of_the_summary(page: Page, 
 
 
 def test_what_the_base_could_do_and_lost_is_part_of_the_verdict(page: Page) -> None:
-    assert "Training helped, at a price elsewhere" in page["verdict"]
+    assert "Training helped, but other scores fell" in page["verdict"]
     assert "On old_tools the model lost: ast accuracy 93.5 % before, 87.5 % after." in page["verdict"]
-    assert "93.6 % of the base's score is left" in page["verdict"]
+    assert "93.6 % of the base's score is retained" in page["verdict"]
 
 
 def test_the_passport_shows_lengths_observations_and_findings(page: Page) -> None:
     text = page["passport"]
-    assert "3,200 rows of surefit/function-calling-train were looked at; 3,198 can be used" in text
+    assert "3,200 rows of surefit/function-calling-train were audited; 3,198 are usable" in text
     assert "near duplicate 194 3,200 train.jsonl:234: 96% the same as train.jsonl:21" in text
-    assert "Seen in the rows, good or bad; 2 things were looked for" in text
-    assert "12.0 % of the tokens are learnt" in text
+    assert "Observations in the rows, good or bad, of 2 kinds" in text
+    assert "12.0 % of the tokens are supervised" in text
     assert "AUD007 the prompts of 2 of 200 scored rows" in text
     bars = [attrs for tag, attrs in page.tags if tag == "rect"]
     assert [float(bar["height"] or 0) for bar in bars[2:5]] == pytest.approx([58 * 40 / 1500, 58 * 0.6, 58], abs=0.01)
@@ -178,7 +178,7 @@ def test_scores_have_all_metrics_variants_and_intervals(page: Page, full_run: Ru
                 low, high = score["ci95"]
                 assert metric.replace("_", " ") in page["scores"]
                 assert f"{100 * score['mean']:.1f} % {100 * low:.1f} % to {100 * high:.1f} %" in page["scores"]
-    assert "answers that do not parse" in page["scores"]
+    assert "answers that cannot be parsed" in page["scores"]
     assert "greedy, at most 128 new tokens" in page["scores"]
 
 
@@ -194,7 +194,7 @@ def test_examples_show_prompt_gold_and_both_answers(page: Page) -> None:
     text = page["examples"]
     assert "Held-out prompts: 178 won, 0 lost, 22 equal" in text
     assert "old_tools: 10 won, 22 lost, 168 equal" in text
-    assert "Here are 20 of 178 won, 0 of 0 lost, 10 of 15 still not right, 5 of 7 still right" in text
+    assert "Shown are 20 of 178 won, 0 of 0 lost, 10 of 15 still wrong, 5 of 7 still right" in text
     shown = [(tag["data-set"], tag["data-kind"]) for _, tag in page.tags if tag.get("class") == "example"]
     assert Counter(shown) == {
         ("eval", "won"): 20, ("eval", "wrong"): 10, ("eval", "right"): 5,
@@ -202,17 +202,17 @@ def test_examples_show_prompt_gold_and_both_answers(page: Page) -> None:
     }  # fmt: skip
     assert '"book_taxi"' in text  # the base's answer
     assert "One ticket Zurich to Lusaka, please" in text
-    assert "cut off at the limit" in text
+    assert "truncated at the limit" in text
 
 
 def test_the_certificate_shows_every_check(page: Page) -> None:
     assert "Passed every check within its threshold" in page["certificate"]
     assert "4 checks, 0 failed" in page["certificate"]
-    question = "In the worst case, are its predictions as near as rounding allows?"
+    question = "Is the largest logit error within rounding?"
     check = "on_disk_logit_error_max , read back from disk passed 3.8e-06 <= 1.2e-05"
     assert f"{question} {check}" in page["certificate"]
-    assert "chose the same next token as base and adapter together in 100.0 % of cases" in page["certificate"]
-    assert "is 3.8e-06; rounding alone would allow 1.2e-05" in page["certificate"]
+    assert "predicts the same next token as base and adapter together in 100.0 % of cases" in page["certificate"]
+    assert "is 3.8e-06; rounding allows 1.2e-05" in page["certificate"]
     assert "9f2c4a7d" * 8 in page["certificate"]
 
 
@@ -222,13 +222,13 @@ def test_the_plan_stands_beside_what_was_measured(page: Page) -> None:
     assert "Optimizer steps 400 400" in text
     assert "Time in training steps – 52.0 s" in text
     assert "logits 90.0 MiB while the loss is computed 32 examples of 512 tokens" in text
-    assert "What the plan leaves out activations of the blocks" in text
+    assert "Not included in the plan activations of the blocks" in text
     assert "56.81 GiB were free" in text
 
 
 def test_findings_are_sorted_by_severity_and_say_where(page: Page) -> None:
     text = page["findings"]
-    assert "2 findings; 23 rules looked" in text
+    assert "2 findings; 23 rules ran" in text
     warning = text.index("warning DAT007 train-eval-overlap surefit/function-calling-eval:118 query")
     assert warning < text.index("info CFG012")
     assert "Help: remove them from one of the two files" in text
@@ -240,14 +240,14 @@ def test_suppressed_findings_stand_there_with_their_reason(tmp_path: Path) -> No
     suppressed = [accepted | {"message": "100 of 86", "reason": f"speed only {HOSTILE}"}]
     change(run.check, lambda check: check.update(suppressed=suppressed))
     text = page_of(run)["findings"]
-    assert "Findings suppressed, and why error, suppressed SCH001 warmup-never-ends a.yaml:4 100 of 86" in text
+    assert "Suppressed findings and reasons error, suppressed SCH001 warmup-never-ends a.yaml:4 100 of 86" in text
     assert "Suppressed because: speed only </script>" in text
     assert "{{7*7}}" in text
 
 
 def test_the_configuration_names_the_origin_of_each_value(page: Page) -> None:
     text = page["configuration"]
-    assert "40 values: 15 from the config file, 1 from the command line, 5 decided by SureFit, 19 defaults." in text
+    assert "40 values: 15 from the config file, 1 from the command line, 5 set by SureFit, 19 defaults." in text
     assert "model.dtype float32 auto on a CPU float32 is exact" in text
     assert "train.max_steps 400 --set on the command line" in text
     assert "data.max_length 512 function-calling-nano.yaml:14" in text
@@ -263,12 +263,12 @@ def test_environment_and_command(page: Page) -> None:
 
 
 def test_a_rejected_step_a_kill_a_resume_and_a_failure_are_visible(page: Page, html: str) -> None:
-    assert "update rejected, weights left as they were: step 173" in page["curves-section"]
+    assert "update rejected, weights unchanged: step 173" in page["curves-section"]
     assert "resumed from a checkpoint after step 200" in page["curves-section"]
     marks = chart_data(html)["marks"]
     assert marks == [{"step": 173, "kind": "rejected"}, {"step": 200, "kind": "resumed"}]
     text = page["timeline"]
-    assert "train 2026-11-21 13:00:00 – stopped without a word The process was killed or crashed" in text
+    assert "train 2026-11-21 13:00:00 – ended without a record The process was killed or crashed" in text
     assert "31.2 s finished Resumed after step 200. Ended at step 400." in text
     assert "9.1 s failed cannot write: No space left on device" in text
 
@@ -378,9 +378,9 @@ def test_an_empty_run_names_every_stage_that_has_not_run(tmp_path: Path) -> None
     assert "There is no resolved.yaml" in page["configuration"]
     assert "There is no environment.json" in page["environment"]
     assert "No stage has logged an event" in page["timeline"]
-    assert "no command" in page["reproduce"]
+    assert "cannot be repeated" in page["reproduce"]
     assert not [tag for tag, _ in page.tags if tag == "script"]
-    assert "May it ship? Not yet" in page["verdict"]
+    assert "Ready to ship? Not yet" in page["verdict"]
 
 
 @pytest.mark.parametrize(
@@ -411,14 +411,14 @@ def test_a_run_that_is_trained_but_not_scored_claims_nothing(run: RunDir) -> Non
     run.events.write_text("\n".join(keep) + "\n")
     page = page_of(run)
     assert "Trained, not yet scored" in page["verdict"]
-    assert "Whether it helped is not known" in page["verdict"]
+    assert "Whether training helped is unknown" in page["verdict"]
     assert "points" not in page["verdict"]
 
 
 @pytest.mark.parametrize(
     ("events", "headline", "absent"),
     [
-        ([("started", {})], "Training has not finished", "no end is recorded"),
+        ([("started", {})], "Training has not finished", "has no recorded end"),
         ([("started", {}), ("interrupted", {"seconds": 3})], "Training has not finished", "was interrupted"),
         ([("started", {}), ("failed", {"seconds": 3, "error": "no memory left"})], "Training failed",
          "The train stage failed: no memory left."),
@@ -444,14 +444,14 @@ def test_a_full_fine_tune_has_no_adapter_column(tmp_path: Path) -> None:
 def test_scores_without_a_summary_are_shown_but_not_judged(run: RunDir) -> None:
     run.eval_summary.unlink()
     page = page_of(run)
-    assert "Trained and scored; not compared with the base" in page["verdict"]
-    assert "Not compared pair by pair." in page["verdict"]
+    assert "Trained and scored, but not compared with the base" in page["verdict"]
+    assert "Not compared row by row." in page["verdict"]
     assert "92.5 %" in page["scores"]
 
 
 def test_scores_that_the_summary_left_out_are_not_shown_as_current(run: RunDir) -> None:
     def leave_out(summary: Any) -> None:
-        summary["left_out"] = ["eval/merged: judged by function_calling version 0"]
+        summary["left_out"] = ["eval/merged: scored by function_calling version 0"]
         scores = summary["sets"]["eval"]
         del scores["variants"]["merged"]
         scores["comparisons"] = [c for c in scores["comparisons"] if "merged" not in (c["a"], c["b"])]
@@ -459,7 +459,7 @@ def test_scores_that_the_summary_left_out_are_not_shown_as_current(run: RunDir) 
 
     change(run.eval_summary, leave_out)
     page = page_of(run)
-    assert "Scores on disk that are left out eval/merged: judged by function_calling version 0" in page["scores"]
+    assert "Scores on disk that are not shown eval/merged: scored by function_calling version 0" in page["scores"]
     assert "adapter − base, points" in page["scores"]
     assert "old_tools" not in page["scores"]
     assert "Tuned (adapter)" in page["examples"]
@@ -487,7 +487,7 @@ def test_a_gain_on_another_set_alone_is_in_the_headline(run: RunDir) -> None:
 
     change(run.eval_summary, set_intervals)
     page = page_of(run)
-    assert "No clear effect on the held-out prompts, a gain on old_tools" in page["verdict"]
+    assert "No clear effect on the held-out prompts, but a gain on old_tools" in page["verdict"]
     assert "On old_tools the model gained: ast accuracy 93.5 % before, 87.5 % after." in page["verdict"]
     assert "Also scored: old_tools" in page["verdict"]
 
@@ -521,13 +521,13 @@ def test_a_plan_that_does_not_fit_says_so(run: RunDir) -> None:
         ("environment.json", b"[]", "not of the expected shape"),
         ("eval/summary.json", b'{"primary_metric": "x", "sets": {"eval": {"variants": 1}}}', "sets.eval.variants"),
         ("eval/eval/base.json", b"null", "not of the expected shape"),
-        ("eval/eval/base.predictions.jsonl", b'{"index": "a"}\n{"text"\n', "line 1 is left out"),
+        ("eval/eval/base.predictions.jsonl", b'{"index": "a"}\n{"text"\n', "line 1 is skipped"),
         ("resolved.yaml", b"model: [1,\n", "not valid YAML: line 2"),
-        ("resolved.yaml", b"- a\n", "holds no settings"),
+        ("resolved.yaml", b"- a\n", "contains no settings"),
         ("resolved.yaml", b"many: [" + b"1, " * 60_000 + b"]\n", "more than 5,000 keys and values"),
         ("resolved.yaml", b"a: &a\n  b: *a\n", "nested too deeply"),
-        ("metrics.jsonl", b'{"step": 1, "loss": 2.0}\nnonsense\n{"step": 3, "loss": 1.0}\n', "line 2 is left out"),
-        ("events.jsonl", b'{"time": 1}\n[]\n', "line 1 is left out, not of the expected shape: stage"),
+        ("metrics.jsonl", b'{"step": 1, "loss": 2.0}\nnonsense\n{"step": 3, "loss": 1.0}\n', "line 2 is skipped"),
+        ("events.jsonl", b'{"time": 1}\n[]\n', "line 1 is skipped, not of the expected shape: stage"),
     ],
 )
 def test_a_damaged_file_is_named_and_the_page_still_built(run: RunDir, name: str, content: bytes, problem: str) -> None:

@@ -183,7 +183,7 @@ def test_a_recipe_without_scores_of_single_rows_has_no_outcomes(run: RunDir) -> 
 
 def test_a_damaged_summary_is_one_line(run: RunDir) -> None:
     run.eval_summary.write_text("{}")
-    assert ended(run).startswith("the results did not reach the trackers (KeyError")
+    assert ended(run).startswith("the results could not be sent to the trackers (KeyError")
 
 
 # --- sinks that hang, break or are not installed ---

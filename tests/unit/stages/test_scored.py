@@ -95,7 +95,7 @@ def test_a_set_with_long_prompts_may_not_fit(here: Path) -> None:
     assert warned(written(here, **words)) == []
     (message,) = warned(written(here, "{old: old.jsonl}", **words))
     longest = len(f"49 {400 * SHORT}")
-    assert message.startswith(f"32 prompts of up to {longest:,} tokens at a time take up to "), "as many as bytes"
+    assert message.startswith(f"a batch of 32 prompts with up to {longest:,} tokens needs up to "), "as many as bytes"
 
 
 def test_logits_are_counted_where_no_kernel_spares_them(here: Path) -> None:

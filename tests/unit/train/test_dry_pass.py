@@ -124,7 +124,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_its_first_step(base: Pat
     training = tiny_run.training(tiny_run.config(base, tmp_path))
     with torch.no_grad():
         training.model.get_input_embeddings().weight.fill_(math.nan)
-    with pytest.raises(GateError, match=r"the fullest batch \(73 tokens\) is nan before anything was trained"):
+    with pytest.raises(GateError, match=r"the fullest batch \(73 tokens\) is nan before the first step"):
         training.fit()
     assert not (tmp_path / "metrics.jsonl").exists() or read_jsonl(tmp_path / "metrics.jsonl") == []
     assert not (tmp_path / "checkpoints").exists()
@@ -139,7 +139,7 @@ def test_a_disk_that_gives_back_something_else(base: Path, tmp_path: Path, monke
         return manager.CheckpointState(state.weights | {name: state.weights[name] + 1}, state.optimizer, state.trainer)
 
     monkeypatch.setattr(module.manager, "load_checkpoint", corrupted)
-    with pytest.raises(MachineError, match="1 tensors of a checkpoint came back other"):
+    with pytest.raises(MachineError, match="1 tensors of a checkpoint differ"):
         tiny_run.training(tiny_run.config(base, tmp_path)).fit()
     assert not (tmp_path / "checkpoints").exists()
 

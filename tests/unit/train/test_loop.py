@@ -194,7 +194,9 @@ def test_damaged_checkpoints_are_skipped_loudly(base: Path, tmp_path: Path) -> N
 
 def test_a_run_is_neither_overwritten_nor_mixed_with_another(base: Path, tmp_path: Path) -> None:
     tiny_run.training(tiny_run.config(base, tmp_path)).fit()
-    with pytest.raises(ConfigError, match="there is a run here already: its newest checkpoint is step 12") as caught:
+    with pytest.raises(
+        ConfigError, match="the directory already contains a run: its newest checkpoint is step 12"
+    ) as caught:
         tiny_run.training(tiny_run.config(base, tmp_path)).fit()
     assert "--resume" in str(caught.value.help)
     for change, words in (

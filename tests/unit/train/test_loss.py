@@ -219,7 +219,7 @@ def test_a_model_that_reads_its_decoder_twice_is_refused() -> None:
         return forward(**inputs)
 
     model.forward = twice
-    with pytest.raises(ModelError, match="more between its decoder and its logits"):
+    with pytest.raises(ModelError, match="more than an output head between its decoder and its logits"):
         loss_sum(model, collate(examples(), 0), True)
 
 

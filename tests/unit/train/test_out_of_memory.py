@@ -106,8 +106,11 @@ def test_the_largest_term_is_named_in_the_users_numbers() -> None:
         "the GPU's memory ran out in step 3, with micro batches of 12 rows of up to 2,048 tokens; the largest part is "
     )
     assert "GiB" in found.message
-    assert "try --set train.per_device_train_batch_size=6 (the same is learnt; --adapt does it by itself)" in found.help
-    assert "--set data.max_length=1024, --set model.quantization=nf4 also need less" in found.help
+    assert (
+        "try --set train.per_device_train_batch_size=6 (same training result; --adapt does it automatically)"
+        in found.help
+    )
+    assert "--set data.max_length=1024, --set model.quantization=nf4 also save memory" in found.help
 
 
 def test_a_gpus_workspace_is_no_part_of_a_machines_memory() -> None:
@@ -126,7 +129,7 @@ def test_at_the_bottom_only_what_changes_learning_is_left() -> None:
     found = raised(MemoryError(), lowest)
     assert found.changes == {}
     assert found.help == (
-        "what is left changes what is learnt: --set data.max_length=1024, --set train.optim=adamw_8bit, "
+        "the remaining options change the training result: --set data.max_length=1024, --set train.optim=adamw_8bit, "
         "or a smaller model"
     )
 

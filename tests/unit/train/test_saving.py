@@ -264,7 +264,7 @@ def test_early_stopping_ends_a_resumed_run_where_it_ends_the_straight_one(base: 
     straight = run(settings("straight")).fit()
     assert straight.stopped_early
     assert straight.counters.step < 36
-    assert "2 measurements without a better eval_loss" in straight.notes[0]
+    assert "2 measurements without an improvement of eval_loss" in straight.notes[0]
     for at in range(1, straight.counters.step + 1):
 
         def stop(progress: Any, at: int = at) -> None:
@@ -303,9 +303,9 @@ def test_task_scores_and_perplexity_stand_in_the_log_and_may_decide(base: Path, 
 
 def test_a_best_that_nobody_measures_is_refused(base: Path, tmp_path: Path) -> None:
     settings = tiny_run.config(base, tmp_path, checkpoint={"metric_for_best_model": "exact_match"})
-    with pytest.raises(ConfigError, match="exact_match is not measured in training"):
+    with pytest.raises(ConfigError, match="exact_match is not measured during training"):
         run(settings)
-    with pytest.raises(ConfigError, match=r"not among what was measured: .* did you mean 'exact_matches'"):
+    with pytest.raises(ConfigError, match=r"was not measured; available: .* did you mean 'exact_matches'"):
         run(settings, score=lambda model: {"exact_matches": 1.0}).fit()
 
 
@@ -349,7 +349,7 @@ def test_what_may_change_on_resume_is_noted(base: Path, tmp_path: Path) -> None:
     result = run(tiny_run.config(base, tmp_path, per_device_train_batch_size=2)).fit(resume=True)
     assert result.notes == [
         "train.per_device_train_batch_size: 4, now 2: the last bits may differ from an uninterrupted run",
-        "dropout and noise draw other random numbers in another micro batch: the last bits may differ from an "
+        "another micro batch changes the random numbers of dropout and noise: the last bits may differ from an "
         "uninterrupted run",
     ]
 

@@ -112,7 +112,7 @@ def test_parts_that_never_come_keep_nobody(
     assert not list(tmp_path.iterdir())
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("step-")]
     together.start(4, state(4))
-    with pytest.raises(MachineError, match="not all parts of step-4 can be seen"):
+    with pytest.raises(MachineError, match="cannot see all parts of step-4"):
         together.finish()
 
 

@@ -44,7 +44,7 @@ ABSURD = 2**31
 
 @rule("ADP001", "alpha-extreme", severity="warning")
 def alpha_extreme(setup: Setup) -> Iterator[Finding]:
-    """The adapter's scale, alpha over rank, is far from any that is known to work.
+    """The adapter's scale, alpha divided by rank, is far outside the range that is known to work.
 
     ## What it does
     Divides alpha by the rank and fires above 32 and below 1/64; with rank-stabilized LoRA it divides by the square
@@ -55,11 +55,11 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
     it is far too small, the adapter has no effect at any usual learning rate.
 
     ## Example
-    `r: 8` with `lora_alpha: 512`, or an alpha of 1 that was kept when the rank was raised to 256. `use_rslora: true`
-    with `r: 256` and `lora_alpha: 512`: twice the rank is a scale of 2 for plain LoRA, and of 32 here.
+    `r: 8` with `lora_alpha: 512`, or an alpha of 1 left unchanged when the rank was raised to 256. `use_rslora: true`
+    with `r: 256` and `lora_alpha: 512`: plain LoRA would scale by 2, rank-stabilized LoRA scales by 32.
 
     ## Fix
-    Start at alpha = 2 × r; with rank-stabilized LoRA at alpha = 16, whatever the rank.
+    Start at alpha = 2 × r; with rank-stabilized LoRA, at alpha = 16 for every rank.
 
     ## Evidence
     Published settings lie between 0.06 and 32: alpha 32 at ranks from 512 down to 1 ("LoRA Without Regret", Schulman et
@@ -76,23 +76,23 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
         divisor = f"the square root of rank {rank}" if setup.rslora else f"rank {rank}"
         yield Finding(
             field="lora_alpha",
-            message=f"alpha {alpha:g} over {divisor} multiplies the adapter by {scale:.3g}; "
-            + (f"over the rank itself it would be {alpha / rank:.3g}" if setup.rslora else KNOWN),
+            message=f"alpha {alpha:g} divided by {divisor} scales the adapter by {scale:.3g}; "
+            + (f"without use_rslora it would be {alpha / rank:.3g}" if setup.rslora else KNOWN),
             help="write 16" if setup.rslora else f"start at twice the rank, {2 * rank}",
         )
 
 
 @rule("ADP002", "new-tokens-not-trained", severity="warning")
 def new_tokens_not_trained(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """Tokens are added to the vocabulary, and their embeddings are not trained.
+    """Tokens are added to the vocabulary, but their embeddings are not trained.
 
     ## What it does
-    With an adapter and added tokens, looks for the embedding in `modules_to_save` and `target_modules`, for the output
-    head too where the model does not share it with the embedding, and for PEFT's `trainable_token_indices`.
+    With an adapter and added tokens, looks for the embedding in `modules_to_save` and `target_modules`, also for the
+    output head if it is not tied to the embedding, and for PEFT's `trainable_token_indices`.
 
     ## Why it is bad
-    The new rows keep their initial values. The model cannot tell the new tokens apart, and without the head it cannot
-    learn to write them.
+    The new rows keep their initial values. The model cannot distinguish the new tokens, and without the head it cannot
+    learn to generate them.
 
     ## Example
     `tokens: [<tool_call>]` with LoRA on the attention only.
@@ -103,7 +103,7 @@ def new_tokens_not_trained(context: LintContext, setup: Setup) -> Iterator[Findi
 
     ## Evidence
     axolotl rejects such a config ("`lora_modules_to_save` not properly set when adding new tokens"), and LLaMA-Factory
-    adds the modules itself, with a warning. In PEFT alone nothing happens.
+    adds the modules itself, with a warning. PEFT itself gives no warning.
     """
     if not setup.new_tokens or setup.adapter in (None, "full") or setup.trainable_tokens:
         return
@@ -119,7 +119,7 @@ def new_tokens_not_trained(context: LintContext, setup: Setup) -> Iterator[Findi
     if missing:
         yield Finding(
             field="new_tokens",
-            message=f"tokens are added, and their rows in {' and '.join(missing)} are not trained",
+            message=f"tokens are added, but their rows in {' and '.join(missing)} are not trained",
             help=f"add {' and '.join(missing)} to {setup.name('modules_to_save')}, "
             "or set PEFT's trainable_token_indices",
         )
@@ -129,15 +129,15 @@ def _has_embedding(names: Sequence[str]) -> bool:
     return any(("embed" in name or name == "wte") and name not in OUTPUT_HEADS for name in names)
 
 
-@rule("ADP003", "quantised-and-full", severity="error")
+@rule("ADP003", "quantized-and-full", severity="error")
 def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """All weights are to be trained, but they are stored in 4 or 8 bits.
+    """The config trains all weights, but they are stored in 4 or 8 bits.
 
     ## What it does
     With full training, looks at the quantization that the config sets and at the one in the model's own config.json.
 
     ## Why it is bad
-    A step is far smaller than the distance between two of the 16 or 256 values a weight can take, and the stored
+    A step is far smaller than the distance between two of the 16 or 256 values that a weight can have, and the stored
     integers have no gradient. Libraries raise an error; code that bypasses it trains the norms and the embedding only.
 
     ## Example
@@ -157,32 +157,32 @@ def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     if setup.quantization in FROZEN_STORAGE or (setup.tool == "surefit" and setup.quantization == "fp8"):
         field, state = "quantization", f"are loaded as {setup.quantization}"
     elif base_quantization in STORED_QUANTIZED:
-        field, state = "base_model", f"of {setup.base_model or 'this base'} are stored quantised ({base_quantization})"
+        field, state = "base_model", f"of {setup.base_model or 'this base'} are stored quantized ({base_quantization})"
     else:
         return
     yield Finding(
         field=field,
-        message=f"all weights are to be trained, and they {state}: integers have no gradient",
+        message=f"all weights are to be trained, but they {state}: integers have no gradient",
         help="train an adapter, or load the base in 16 bits",
     )
 
 
 @rule("ADP004", "whole-embeddings-trained", severity="info")
 def whole_embeddings_trained(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
-    """The adapter holds full copies of the embedding or the head, and no token is added.
+    """The adapter contains full copies of the embedding or the head, but no token is added.
 
     ## What it does
     Counts the parameters that `modules_to_save` adds with the vocabulary's matrices.
 
     ## Why it is bad
-    It is not, if the text is of a kind the model hardly knows, such as another language. Otherwise they are most of the
-    trained parameters, of the optimizer state and of the adapter file, for nothing.
+    It is fine if the model hardly knows this kind of text, such as another language. Otherwise these copies make up
+    most of the trained parameters, the optimizer state and the adapter file, without any benefit.
 
     ## Example
     `modules_to_save: [embed_tokens, lm_head]`, copied from a config that added tokens into one that adds none.
 
     ## Fix
-    Remove them from `modules_to_save`, or keep them if the embeddings are what should change.
+    Remove them from `modules_to_save`, or keep them if the embeddings should be trained.
 
     ## Evidence
     ymcui/Chinese-LLaMA-Alpaca#456: an adapter many times the usual 17 MB, because a copied config saved the embedding
@@ -194,9 +194,9 @@ def whole_embeddings_trained(setup: Setup, model: ModelFacts) -> Iterator[Findin
     parameters = len(matrices) * model.vocab_size * model.hidden_size
     yield Finding(
         field="modules_to_save",
-        message=f"{' and '.join(matrices)} add {count_text(parameters)} trained parameters, and no token is added; "
-        f"AdamW's moments of them alone take {bytes_text(MOMENTS * parameters)}",
-        help="remove them, unless the embeddings are what should change",
+        message=f"{' and '.join(matrices)} add {count_text(parameters)} trained parameters, but no token is added; "
+        f"their AdamW moments alone need {bytes_text(MOMENTS * parameters)}",
+        help="remove them, unless the embeddings should be trained",
     )
 
 
@@ -212,29 +212,29 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
     ## What it does
     Reads the adapter_config.json in `lora.start_from`, and compares its rank, alpha, rsLoRA and DoRA with `lora.r`,
     `lora.lora_alpha`, `lora.use_rslora` and `lora.use_dora`, and whether it has factors for experts
-    (`target_parameters`) with `lora.experts`. It must have no rows of new tokens (`trainable_token_indices`), no
-    trained biases or whole modules, and be W + scaling · B A over the base as its files have it: `init_lora_weights`
-    must not be PiSSA, OLoRA, CorDA, LoRA-GA or LoftQ, which change the base, and there must be no unknown setting. If
-    the model is known, the layers that have factors, by the header of adapter_model.safetensors, are compared with the
-    layers that `target_modules` matches; embeddings, a head that shares its weight with one, and layers that cannot get
-    factors in SureFit must not be among them.
+    (`target_parameters`) with `lora.experts`. The adapter must have no rows of new tokens (`trainable_token_indices`),
+    no trained biases or whole modules, and it must compute W + scaling · B A with the weights W in the base's files:
+    `init_lora_weights` must not be PiSSA, OLoRA, CorDA, LoRA-GA or LoftQ, which change the base, and there must be no
+    unknown setting. If the model is known, the layers that have factors, by the header of adapter_model.safetensors,
+    are compared with the layers that `target_modules` matches; embeddings, a head that shares its weight with one, and
+    layers that cannot get factors in SureFit must not be among them.
 
     ## Why it is bad
-    With another rank the factors do not fit. Another alpha would scale what the adapter has learnt differently from the
-    first step on. Training stops at both, but only after the base model is loaded. Factors that began as a part of the
-    base's weights belong to the base without that part: over the whole base they are another model.
+    With another rank the factors have the wrong shape; another alpha scales the trained factors differently from the
+    first step on. Training stops at both, but only after the base model is loaded. PiSSA and similar methods move a
+    part of the base's weights into the factors: added to the complete base, they give a different model.
 
     ## Example
-    `start_from: runs/first/adapter`, trained with `lora_alpha: 64`, in a config with `lora_alpha: 32`: half of what it
-    learnt.
+    `start_from: runs/first/adapter`, trained with `lora_alpha: 64`, in a config with `lora_alpha: 32`: the trained
+    update is halved.
 
     ## Fix
-    Write the adapter's own rank and alpha, as the finding gives them.
+    Write the adapter's own rank and alpha, which the finding names.
 
     ## Evidence
     PEFT stores both in adapter_config.json and computes alpha / r when it loads:
     https://huggingface.co/docs/peft/package_reference/lora. The wrong rank shows as "size mismatch for …
-    lora_A.default.weight" (huggingface/peft#554). huggingface/peft#2184: a PiSSA adapter over the whole base; measured
+    lora_A.default.weight" (huggingface/peft#554). huggingface/peft#2184: a PiSSA adapter on the complete base; measured
     on the built-in model, its loss was 5.16 instead of 4.74.
     """
     section = config.adapter
@@ -255,7 +255,7 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
         if isinstance(stored_number, int | float) and stored_number != config_number:
             yield Finding(
                 field=f"lora.{key}",
-                message=f"{section.start_from} was trained with {key} {stored_number:g}, and lora.{key} is "
+                message=f"{section.start_from} was trained with {key} {stored_number:g}, but lora.{key} is "
                 f"{config_number:g}",
                 help=f"write {key}: {stored_number:g}",
             )
@@ -265,7 +265,7 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
         if adapter_value != config_value:
             yield Finding(
                 field=f"lora.{key}",
-                message=f"{section.start_from} was trained with {key} {adapter_value}, and lora.{key} is "
+                message=f"{section.start_from} was trained with {key} {adapter_value}, but lora.{key} is "
                 f"{config_value}",
                 help=f"write {key}: {adapter_value}",
             )
@@ -273,8 +273,8 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
     if problem is not None:
         yield Finding(
             field="lora.start_from",
-            message=f"training cannot go on from {section.start_from}: {problem.reason}",
-            help=f"{problem.help}; or leave start_from out",
+            message=f"training cannot continue from {section.start_from}: {problem.reason}",
+            help=f"{problem.help}; or remove start_from",
         )
     elif blocking_setting is not None:
         yield Finding(
@@ -285,8 +285,8 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
     if settings.get("trainable_token_indices"):
         yield Finding(
             field="lora.start_from",
-            message=f"{section.start_from} has rows of new tokens, and only factors are trained on",
-            help="merge it, name the merged model, which has the tokens, and leave start_from and model.add_tokens out",
+            message=f"{section.start_from} has rows of new tokens, but training continues LoRA factors only",
+            help="merge it, name the merged model, which has the tokens, and remove start_from and model.add_tokens",
         )
     yield from _other_layers(context.model, section, settings)
 
@@ -315,9 +315,9 @@ def _other_layers(model: ModelFacts | None, section: LoraSection, found: Mapping
         help_text = f"write target_modules: [{', '.join(patterns)}]" if patterns else MERGE_IT
         yield Finding(
             field="lora.target_modules",
-            message=f"{section.start_from} has factors for {len(adapter_layers)} layers, and target_modules matches "
-            f"{len(target_layers)}: they differ in {differing[0]}",
-            help=help_text if adapter_layers else "take an adapter of this model",
+            message=f"{section.start_from} has factors for {len(adapter_layers)} layers, but target_modules matches "
+            f"{len(target_layers)}; they differ in {differing[0]}",
+            help=help_text if adapter_layers else "use an adapter of this model",
         )
 
 
@@ -343,7 +343,7 @@ def _never_adapted(model: ModelFacts, tensors: Iterable[str]) -> list[str]:
 
 @rule("ADP006", "dora-not-possible-there", severity="error", suppressible=False)
 def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Finding]:
-    """DoRA is combined with a setting that cannot compute it, or that is not proved to.
+    """DoRA is combined with a setting that does not support it.
 
     ## What it does
     With `lora.use_dora`, looks for frozen weights in float8, `speed.fused_lora: true`, `speed.compile`, and parallel
@@ -351,8 +351,8 @@ def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Fi
 
     ## Why it is bad
     In every forward pass DoRA computes the norms of whole rows of W + B A. PEFT reads float8 weights without their
-    scales, so the norms would be wrong; fused LoRA has no magnitudes; tensor parallelism splits rows. For the other
-    modes, it is not proved that they train the same as one process.
+    scales, so the norms would be wrong; fused LoRA has no magnitudes; tensor parallelism splits rows. The other modes
+    have not been shown to train the same as one process.
 
     ## Example
     `lora: {use_dora: true}` with `parallel: {mode: tp}`.
@@ -370,7 +370,7 @@ def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Fi
 
 @rule("ADP007", "experts-not-adapted", severity="warning")
 def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """LoRA on all linear layers does not reach the experts, which are not linear layers.
+    """LoRA with `all-linear` does not adapt the experts, which are not linear layers.
 
     ## What it does
     In SureFit's own config with `target_modules: all-linear` and without `experts`, adds up the routed experts' weights
@@ -378,16 +378,16 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
     and the number of factors with `lora.experts: true`.
 
     ## Why it is bad
-    It is not, if only attention is meant. But all-linear reads as if everything were adapted, and in a mixture of
-    experts nine tenths of the weights may be left out: the factors are fewer and learn less than in a dense model with
-    the same config.
+    It is fine if only attention should be adapted. But `all-linear` sounds as if everything were adapted, while in a
+    mixture of experts nine tenths of the weights may get no factors: there are fewer factors than in a dense model with
+    the same config, and they learn less.
 
     ## Example
     `target_modules: all-linear` for Qwen3-30B-A3B: 95 % of its parameters are experts.
 
     ## Fix
-    Name the layers that you mean, such as `target_modules: [q_proj, k_proj, v_proj, o_proj]`. If the experts should
-    learn, set `lora.experts: true`, with a smaller rank if the factors are too many.
+    Name the layers to adapt, such as `target_modules: [q_proj, k_proj, v_proj, o_proj]`. To adapt the experts, set
+    `lora.experts: true`, with a smaller rank if there are too many factors.
 
     ## Evidence
     transformers 5 stacks each layer's experts in one parameter (`mlp.experts.gate_up_proj`). PEFT reaches parameters
@@ -400,19 +400,19 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
     if not model.parameters or not model.expert_parameters:
         return
     layer_names = {name.rpartition(".")[2] for name in target_modules(model, adapter)}
-    advice, alternative = f"write what is adapted, [{', '.join(sorted(layer_names))}]", ""
+    advice, alternative = f"name the adapted layers, [{', '.join(sorted(layer_names))}]", ""
     without_experts, with_experts = (
         count_trainable_parameters(model, section, "bfloat16")
         for section in (adapter, adapter.model_copy(update={"experts": True}))
     )
     if model.expert_stacks and without_experts and with_experts:
         alternative = (
-            f", or set lora.experts: true for {count_text(with_experts.parameters)} factors in place of "
+            f", or set lora.experts: true for {count_text(with_experts.parameters)} trained parameters instead of "
             f"{count_text(without_experts.parameters)}"
         )
     yield Finding(
         field="lora.target_modules",
-        message=f"all-linear reaches none of the experts of {model.name}: "
+        message=f"all-linear does not adapt the experts of {model.name}: "
         f"{count_text(model.expert_parameters)} of {count_text(model.parameters)} parameters, "
         f"{model.expert_parameters / model.parameters:.0%}, get no factors",
         help=advice + (alternative or ", or train all weights"),
@@ -428,10 +428,10 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
     files; and for dropout, DoRA, quantized weights, `speed.compile` and every `parallel.mode` but single and ddp.
 
     ## Why it is bad
-    In a model without experts the setting means nothing, and JetMoE's experts cannot be reached. Inkling files in which
-    the rows of gate and up alternate could be trained on, but not merged into. The factors of an expert are added to
-    its weights before these are used, so dropout and DoRA's norm have no input to work on. For the other
-    settings, it is not proved that they train the same as one process.
+    In a model without experts the setting has no effect, and PEFT cannot adapt JetMoE's experts. Inkling files in which
+    the rows of gate and up alternate allow training, but not merging. An expert's factors are added to its weights
+    before the forward pass, so dropout and DoRA's norm have no input to work on. The other settings have not been shown
+    to train the same as one process.
 
     ## Example
     `lora: {experts: true, lora_dropout: 0.05}`.
@@ -473,13 +473,13 @@ def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts
     ## Why it is bad
     In a model with shared experts, or with layers without experts, linear layers have these names too. PEFT skips them
     and adapts the stacks of experts instead, with another rank. An adapter that was trained on the linear layers would
-    be read back as something else.
+    be loaded into the wrong modules.
 
     ## Example
     `target_modules: [q_proj, v_proj, gate_proj, up_proj, down_proj]` for DeepSeek-V3.
 
     ## Fix
-    Leave the names out.
+    Remove these names.
 
     ## Evidence
     `convert_peft_config_for_transformers` in PEFT 0.21. Before this rule, all-linear on Qwen3-MoE and Mixtral trained
@@ -492,22 +492,22 @@ def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts
         if closed_to_lora(model.model_type, name):
             yield Finding(
                 field="lora.target_modules",
-                message=f"{name!r} of a {model.model_type} can have no factors of its own",
-                help=f"leave {name} out",
+                message=f"{name!r} of a {model.model_type} model cannot have its own factors",
+                help=f"remove {name}",
             )
 
 
 @rule("ADP010", "fused-in-files", severity="error", suppressible=False)
 def fused_in_files(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """An adapter for this type of model could not be merged: its files hold several layers' weights as one.
+    """An adapter for this type of model could not be merged: its files store several layers' weights in one tensor.
 
     ## What it does
     In SureFit's own config, looks for LoRA on an HRM-Text model.
 
     ## Why it is bad
-    Its files hold query, key, value and gate as one matrix, and likewise the two halves of the MLP; transformers splits
-    them on loading. The factors belong to the parts. A merge writes the files' own tensors, and would have to join the
-    parts again, which SureFit does not do.
+    Its files store query, key, value and gate as one matrix, and likewise the two halves of the MLP; transformers
+    splits them on loading, and the factors belong to the parts. A merge writes the files' own tensors and would have to
+    concatenate the parts again, which SureFit does not do.
 
     ## Example
     `train: {method: lora}` for an HRM-Text model.
@@ -522,8 +522,8 @@ def fused_in_files(context: LintContext, config: Config, model: ModelFacts) -> I
     if config.train.method == "lora" and model.model_type in FUSED_IN_FILES and not context.is_foreign:
         yield Finding(
             field="train.method",
-            message=f"the files of a {model.model_type} hold several layers' weights as one: no adapter can be merged "
-            "into them",
+            message=f"the files of a {model.model_type} model store several layers' weights in one tensor: "
+            "no adapter can be merged into them",
             help="train all weights: train.method: full",
         )
 
@@ -536,9 +536,9 @@ def adapter_config(directory: Path) -> dict[str, Any] | str:
         settings = read_json_file(directory / "adapter_config.json")
     except FileNotFoundError:
         nested = adapters_below(directory)
-        return f"there is no adapter_config.json in it{describe_nested_adapters(nested)}"
+        return f"it has no adapter_config.json{describe_nested_adapters(nested)}"
     except (OSError, ValueError):
         return "its adapter_config.json cannot be read"
     if not (directory / "adapter_model.safetensors").is_file():
-        return "there is no adapter_model.safetensors in it"
-    return settings if isinstance(settings, dict) else "its adapter_config.json holds no settings"
+        return "it has no adapter_model.safetensors"
+    return settings if isinstance(settings, dict) else "its adapter_config.json is not a JSON object"

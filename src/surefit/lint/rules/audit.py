@@ -63,23 +63,23 @@ def rows_found(
 
 @rule("AUD001", "train-test-leakage", severity="error")
 def train_test_leakage(audit: AuditFacts) -> Iterator[Finding]:
-    """Prompts of scored rows are also in the training rows.
+    """Prompts of evaluation rows are also in the training rows.
 
     ## What it does
-    Compares every prompt of `data.eval` (where it names rows) and of `evaluate.extra_sets` with every prompt of the
-    training rows: messages and tools, byte for byte. It fires from 1 % of the scored rows; below that, AUD007 does.
-    `surefit check` does the same where it reads both files whole, with up to 1,000 scored rows; `surefit audit` with
+    Compares every prompt of `data.eval` (if it names rows) and of `evaluate.extra_sets` with every prompt of the
+    training rows: messages and tools, byte for byte. It fires from 1 % of the evaluation rows; below that, AUD007 does.
+    `surefit check` compares up to 1,000 evaluation rows if it reads both files completely; `surefit audit` compares
     all.
 
     ## Why it is bad
-    The score measures memorization. The more epochs, the better it looks, and none of it carries over to new prompts.
+    The score measures memorization. It rises with every epoch, and none of that carries over to new prompts.
 
     ## Example
-    An evaluation file drawn from the same dump as the training file, without removing its rows from the latter.
+    An evaluation file sampled from the training file's dump, with its rows still in the training file.
 
     ## Fix
-    Take those rows out of the training file, or set aside a share with `data.eval: 0.02`: equal prompts then stay on
-    one side.
+    Remove those rows from the training file, or hold out a share with `data.eval: 0.02`: equal prompts then stay on the
+    same side.
 
     ## Evidence
     Lee et al. 2022 (arXiv 2107.06499): over 4 % of the validation sets of common corpora overlap with their training
@@ -89,31 +89,30 @@ def train_test_leakage(audit: AuditFacts) -> Iterator[Finding]:
     if observation and observation.share >= LEAKED_SHARE:
         yield Finding(
             field="data.eval",
-            message=f"{observation.rows:,} of {observation.of:,} scored rows ({observation.share:.1%}) have their "
+            message=f"{observation.rows:,} of {observation.of:,} evaluation rows ({observation.share:.1%}) have their "
             f"prompt in the training rows{first_text(observation)}",
-            help="take those rows out of the training data, or set data.eval to a share such as 0.02",
+            help="remove those rows from the training data, or set data.eval to a share such as 0.02",
             evidence=observation.detail,
         )
 
 
 @rule("AUD002", "near-duplicate-rows", severity="warning")
 def near_duplicate_rows(audit: AuditFacts) -> Iterator[Finding]:
-    """A large share of the rows nearly repeat an earlier one.
+    """A large share of the rows are near-duplicates of an earlier row.
 
     ## What it does
-    Compares the messages of users and assistant, as runs of three words, and counts the rows with a Jaccard index of
-    0.8 or more to an earlier row. System messages and tools are left out, exact repetitions too (DAT005). It fires
-    above 20 %.
+    Compares the messages of users and assistant, as word trigrams, and counts the rows with a Jaccard index of 0.8 or
+    more to an earlier row. System messages, tools and exact duplicates (DAT005) are ignored. It fires above 20 %.
 
     ## Why it is bad
-    The set is smaller than its number of rows: variations of one row count as many. If a share is held out
-    (`data.eval: 0.02`), near-duplicates of held-out rows stay in training, and the score measures memorization.
+    The data set is effectively smaller than its number of rows. If a share is held out (`data.eval: 0.02`),
+    near-duplicates of held-out rows stay in training, and the score measures memorization.
 
     ## Example
-    A file of templates filled in with other names; two dumps of the same source, one of them with the spaces repaired.
+    One template filled in with different names; two dumps of the same source, one with normalized spaces.
 
     ## Fix
-    Keep one row of each group, and take evaluation rows from another source.
+    Keep one row of each group, and use evaluation rows from another source.
 
     ## Evidence
     Lee et al. 2022 (arXiv 2107.06499): near-duplicates (there by MinHash and edit distance) make up 3 % to 14 % of
@@ -123,8 +122,8 @@ def near_duplicate_rows(audit: AuditFacts) -> Iterator[Finding]:
     if observation and observation.of >= FEW_AUDITED and observation.share > NEAR_SHARE:
         yield Finding(
             field="data.train",
-            message=f"{rows_text(observation)} ({observation.share:.0%}) nearly repeat an earlier "
-            f"one{first_text(observation)}",
+            message=f"{rows_text(observation)} ({observation.share:.0%}) are near-duplicates of an earlier "
+            f"row{first_text(observation)}",
             help="keep one row of each group, and score on rows from elsewhere",
         )
 
@@ -134,14 +133,14 @@ def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator
     """More than one row in a hundred is longer than `max_length`.
 
     ## What it does
-    Tokenizes every row as training will and counts those over `data.max_length`. LAB003 is its estimate in
-    `surefit check`, from a sample, and fires from one in twenty.
+    Tokenizes every row as training will and counts the rows over `data.max_length`. In `surefit check`, LAB003
+    estimates this from a sample and fires from one in twenty.
 
     ## Why it is bad
-    SureFit never cuts the end of a row, because that is its answer: it leaves the row out (`too_long: drop`), stops
-    (`too_long: error`) or, in recipes that have documents, cuts the document (`too_long: truncate`). What is left out
-    are the longest rows, which are not a random part of the data: often the hardest, or all of one kind. What a summary
-    says about a part that was cut off is not in the input: such rows teach the model to make things up.
+    SureFit never cuts the end of a row, because that is its answer: it drops the row (`too_long: drop`), stops
+    (`too_long: error`) or, in recipes with documents, truncates the document (`too_long: truncate`). The longest rows
+    are not a random sample: they are often the hardest, or all of one kind. If a document is truncated, its summary
+    mentions things that are no longer in the input: such rows teach the model to hallucinate.
 
     ## Example
     `max_length: 512` for rows whose 95th percentile is 600 tokens.
@@ -150,15 +149,15 @@ def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator
     Raise `data.max_length` as far as the model's context and the memory allow (`surefit plan`), or shorten the rows.
 
     ## Evidence
-    A published report on summaries of long legal documents: right-truncation cut the summary off, so that the loss fell
-    on the document.
+    A published report on summaries of long legal documents: right truncation removed the summary, so the loss fell on
+    the document.
     """
     observation = audit.seen("over_max_length")
     if not observation or audit.max_length is None or (observation.share <= LONG_SHARE and not _stops(context)):
         return
     cuts = context.config is not None and context.config.data.cuts
     consequence = (
-        "training stops at them" if _stops(context) else "their documents are cut" if cuts else "they are left out"
+        "training stops at them" if _stops(context) else "their documents are truncated" if cuts else "they are dropped"
     )
     yield Finding(
         field="data.max_length",
@@ -175,24 +174,24 @@ def _stops(context: LintContext) -> bool:
 
 @rule("AUD004", "few-supervised-tokens", severity="warning")
 def few_supervised_tokens(audit: AuditFacts) -> Iterator[Finding]:
-    """In some rows the loss falls on one token or none.
+    """Some rows have fewer than two supervised tokens.
 
     ## What it does
-    Counts the learnt tokens of every row, the end-of-turn mark included, and fires if more than one row in a hundred
-    has fewer than two.
+    Counts the supervised tokens of every row, including the end-of-turn token, and fires if more than one row in a
+    hundred has fewer than two.
 
     ## Why it is bad
-    An answer and its end are two tokens at least. With one, the model learns either to end at once or never to end;
-    with none the row is left out.
+    An answer with its end-of-turn token has at least two tokens. With one, the model learns either to stop at once or
+    never to stop; a row with none is dropped.
 
     ## Example
-    A chat template that writes no end-of-turn mark, with answers of one letter; a plain-text row of one word.
+    A chat template without an end-of-turn token, with answers of one letter; a plain-text row of one word.
 
     ## Fix
-    Look at such a row with `surefit check CONFIG --show 3`: the marked text is what is learnt.
+    Inspect such a row with `surefit check CONFIG --show 3`, which marks the supervised text.
 
     ## Evidence
-    A published report on AMR parsing trained with label masks that left nothing to learn in part of its rows.
+    A published report on AMR parsing trained with label masks that left no supervised token in part of the rows.
     """
     observations = [
         observation for name in ("no_supervised_token", "few_supervised_tokens") if (observation := audit.seen(name))
@@ -201,8 +200,8 @@ def few_supervised_tokens(audit: AuditFacts) -> Iterator[Finding]:
         rows, total = sum(observation.rows for observation in observations), observations[0].of
         yield Finding(
             field="data.train",
-            message=f"{rows:,} of {total:,} rows have fewer than two tokens to learn{first_text(observations[0])}",
-            help="`surefit check CONFIG --show 3` marks what is learnt; give the answers text, or fix the template",
+            message=f"{rows:,} of {total:,} rows have fewer than two supervised tokens{first_text(observations[0])}",
+            help="`surefit check CONFIG --show 3` marks the supervised text; fill in the answers, or fix the template",
         )
 
 
@@ -211,22 +210,23 @@ def mask_inside_the_prompt(audit: AuditFacts) -> Iterator[Finding]:
     """The loss starts before the answer does.
 
     ## What it does
-    Decodes some rows from their tokens and compares the position of the first learnt token with where the chat template
-    ends the prompt.
+    Decodes some rows and compares the position of the first supervised token with the end of the prompt in the chat
+    template.
 
     ## Why it is bad
-    The model is trained to write the user's words, or the header of its own turn, which it is given at evaluation.
+    The model is trained to write the user's words, or the header of its own turn, which at evaluation is part of its
+    prompt.
 
     ## Example
-    A tokenizer that joins the last letters of the prompt and the first of the answer into one token.
+    A tokenizer that merges the last letters of the prompt and the first letters of the answer into one token.
 
     ## Fix
     SureFit tokenizes prompt and answer separately, so this cannot happen with its own code: please report it, with the
     tokenizer's name.
 
     ## Evidence
-    huggingface/trl#622: Llama 2's tokenizer writes the mark before the answer in other tokens where text stands before
-    it, so that a mask which looks for those tokens is not where it should be.
+    huggingface/trl#622: Llama 2's tokenizer encodes the marker before the answer differently when text precedes it, so
+    a mask that searches for those tokens is misplaced.
     """
     yield from rows_found(
         audit,
@@ -247,7 +247,7 @@ def template_does_not_round_trip(audit: AuditFacts) -> Iterator[Finding]:
     whitespace at the very start.
 
     ## Why it is bad
-    The model never sees what the tokenizer drops: without line breaks and indents, code cannot be learnt; letters
+    The model never sees what the tokenizer drops: it cannot learn code without line breaks and indentation, and letters
     without a token turn names and formulas into the unknown token.
 
     ## Example
@@ -257,31 +257,31 @@ def template_does_not_round_trip(audit: AuditFacts) -> Iterator[Finding]:
     Choose a base model whose tokenizer is byte-level or has byte fallback, as all current chat models' have.
 
     ## Evidence
-    measured: with a tokenizer that replaces runs of whitespace, every row with an indented answer came back changed
+    Measured: with a tokenizer that replaces runs of whitespace, every row with an indented answer came back changed
     (tests/rules/AUD006).
     """
     yield from rows_found(
         audit,
         "template_round_trip",
         ANY,
-        "{rows} are not what their tokens decode to{first}",
-        "choose a model whose tokenizer keeps all text, or take out of the rows what it cannot keep",
+        "{rows} differ from what their tokens decode to{first}",
+        "choose a model whose tokenizer is lossless, or remove from the rows what the tokenizer cannot represent",
         field="model.name_or_path",
     )
 
 
 @rule("AUD007", "some-scored-rows-leak", severity="warning")
 def some_scored_rows_leak(audit: AuditFacts) -> Iterator[Finding]:
-    """Some scored rows are, or nearly are, in the training rows.
+    """Some evaluation rows, or near-duplicates of them, are in the training rows.
 
     ## What it does
-    Counts the scored rows whose prompt is in the training rows word for word, below the 1 % at which AUD001 stops the
-    run, and the scored rows whose user messages have a Jaccard index of 0.8 or more (runs of three words) with a
-    training row.
+    Counts the evaluation rows whose prompt is verbatim in the training rows, below the 1 % at which AUD001 stops the
+    run, and the evaluation rows whose user messages have a Jaccard index of 0.8 or more (word trigrams) with a training
+    row.
 
     ## Why it is bad
-    Each of them lifts the score a little for the wrong reason: with 1 % of the rows leaked, a gain of one point may be
-    nothing else.
+    Each leaked row inflates the score a little: with 1 % of the rows leaked, a gain of one point may be entirely due to
+    leakage.
 
     ## Example
     The question "How many litres does the tank hold?" in training, "How many litres does the tank hold ?" in the test.
@@ -291,17 +291,17 @@ def some_scored_rows_leak(audit: AuditFacts) -> Iterator[Finding]:
 
     ## Evidence
     Yang et al. 2023 (arXiv 2311.04850): rephrased test questions in the training data lift a 13B model to GPT-4's score
-    on MMLU, GSM8K and HumanEval, and exact comparison does not see them.
+    on MMLU, GSM8K and HumanEval, and exact comparison does not find them.
     """
     exact_leak, near_leak = audit.seen("leak_exact"), audit.seen("leak_near")
     rare_exact = exact_leak if exact_leak and exact_leak.share < LEAKED_SHARE else None
-    parts = [(rare_exact, "are in the training rows"), (near_leak, "are nearly in the training rows")]
+    parts = [(rare_exact, "are in the training rows"), (near_leak, "have a near-duplicate in the training rows")]
     for observation, location in parts:
         if observation:
             yield Finding(
                 field="data.eval",
-                message=f"the prompts of {observation.rows:,} of {observation.of:,} scored rows "
+                message=f"the prompts of {observation.rows:,} of {observation.of:,} evaluation rows "
                 f"{location}{first_text(observation)}",
-                help="take those rows out of the training data",
+                help="remove those rows from the training data",
                 evidence=observation.detail,
             )

@@ -18,17 +18,17 @@ FEW = 2
 
 @rule("AUD029", "tools-contradict-answers", severity="warning")
 def tools_contradict_answers(audit: AuditFacts) -> Iterator[Finding]:
-    """Answers call tools, or give arguments, that the row's tools do not have.
+    """Answers call tools or pass arguments that are not in the row's tools.
 
     ## What it does
     Checks every call against the row's own tools: the name, the arguments, the required parameters. Fires from
     0.5 % of the rows.
 
     ## Why it is bad
-    The model learns that it may invent tools. By the schema, such a gold answer is itself wrong.
+    The model learns to invent tools and arguments. By the schema, such a gold answer is itself wrong.
 
     ## Example
-    A call with `{"city": …}` of a tool whose only parameter is `location`.
+    A call with `{"city": …}` for a tool whose only parameter is `location`.
 
     ## Fix
     Fix the schema or the answer, or drop the row.
@@ -39,8 +39,8 @@ def tools_contradict_answers(audit: AuditFacts) -> Iterator[Finding]:
     """
     kinds = {
         "unknown_tool": "call a tool that is not among the row's tools",
-        "unknown_parameter": "give an argument that the tool does not have",
-        "missing_required": "leave out a required parameter",
+        "unknown_parameter": "pass an argument that the tool does not have",
+        "missing_required": "omit a required parameter",
     }
     for name, problem in kinds.items():
         yield from rows_found(
@@ -54,18 +54,18 @@ def tools_contradict_answers(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD030", "unwinnable-rows", severity="warning")
 def unwinnable_rows(audit: AuditFacts) -> Iterator[Finding]:
-    """No answer can pass some of the rows.
+    """In some rows, no answer can be scored as right.
 
     ## What it does
     Scores each gold answer by the metric that will score the model, and looks for parameters whose list of acceptable
     values is empty, or that the schema requires and the answer rules out. One row is enough.
 
     ## Why it is bad
-    The score stays below 100 % without a visible cause; and if the rows are trained on, their answers are wrong by
+    The score stays below 100 % without a visible cause. If the rows are also trained on, their answers are wrong by
     their own metric.
 
     ## Example
-    `{"record": {"start": []}}`: whatever is given for `start` is wrong, and so is leaving it out.
+    `{"record": {"start": []}}`: every value of `start` is wrong, and so is omitting it.
 
     ## Fix
     Drop those rows, or fix the gold answers.
@@ -75,7 +75,11 @@ def unwinnable_rows(audit: AuditFacts) -> Iterator[Finding]:
     live_multiple_862-181-3 and 964-207-0).
     """
     yield from rows_found(
-        audit, "unwinnable", ANY, "no answer can pass in {rows}{first}", "drop those rows, or fix their gold answers"
+        audit,
+        "unwinnable",
+        ANY,
+        "in {rows} no answer can be scored as right{first}",
+        "drop those rows, or fix their gold answers",
     )
 
 
@@ -88,7 +92,7 @@ def merged_schemas(audit: AuditFacts) -> Iterator[Finding]:
     calls with null for an argument that the tool does not have; fires from 1 %.
 
     ## Why it is bad
-    A table gives all its objects the same keys. So every tool is shown with the parameters of all others, and the model
+    A table column gives all its objects the same keys. So every tool has the parameters of all others, and the model
     learns to write arguments full of nulls.
 
     ## Example
@@ -99,28 +103,28 @@ def merged_schemas(audit: AuditFacts) -> Iterator[Finding]:
     `Features({"messages": List(Json()), "tools": List(Json())})`.
 
     ## Evidence
-    huggingface/datasets#7617; measured: `Dataset.from_list` of two tools with different arguments gives each tool the
+    huggingface/datasets#7617; Measured: `Dataset.from_list` of two tools with different arguments gives each tool the
     arguments of both.
     """
     yield from rows_found(
         audit,
         "merged_schema",
         FREQUENT,
-        "{rows} have nulls from other tools in their tools or calls{first}",
-        "make the file again with tools and answers as JSON text, or with the Json type of datasets",
+        "the tools or calls of {rows} have null keys that belong to other tools{first}",
+        "write the file again with tools and answers as JSON text, or with the Json type of datasets",
     )
 
 
 @rule("AUD032", "no-tools-offered", severity="warning")
 def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
-    """Most rows of a function-calling set offer no tool.
+    """Most rows of a function-calling data set have no tools.
 
     ## What it does
-    Counts rows whose list of tools is empty, and fires from half of them, where the recipe is function_calling or
-    rows hold calls.
+    Counts rows with an empty list of tools, and fires from half of them, if the recipe is function_calling or rows
+    contain calls.
 
     ## Why it is bad
-    There is nothing to call: the model learns to answer `[]`, or calls from memory.
+    There is nothing to call: the model learns to answer `[]`, or to call tools from memory.
 
     ## Example
     `{"tools": "[]"}` in every row, because the column was filled before the tools were known.
@@ -141,34 +145,34 @@ def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Findin
     ):
         yield Finding(
             field="data.train",
-            message=f"{rows_text(without_tools)} offer no tool{first_text(without_tools)}",
+            message=f"{rows_text(without_tools)} have no tools{first_text(without_tools)}",
             help="fill the column tools, or train these rows with recipe: chat",
         )
 
 
 @rule("AUD033", "mixed-conventions", severity="warning")
 def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
-    """The same thing is written in two ways in the data of one run.
+    """The data of one run mixes two ways of writing the same thing.
 
     ## What it does
-    Counts, row by row, how concepts of several words are joined in graphs, how final answers are marked, how JSON is
-    spaced, which key of a call comes first and what code is indented by: in the training rows, those of `data.mix`
-    among them, and in each set that is scored (`data.eval`, `evaluate.extra_sets`). Fires if the rarer way has 2 % of
-    the training rows or more, or if a scored set is written in a way that the training rows are not.
+    Counts, row by row, how graphs join the words of a concept, how final answers are marked, how JSON is spaced, which
+    key of a call comes first and how code is indented: in the training rows, including `data.mix`, and in each
+    evaluation set (`data.eval`, `evaluate.extra_sets`). Fires if 2 % of the training rows or more use the rarer way, or
+    if an evaluation set uses a way that the training rows do not.
 
     ## Why it is bad
-    The model learns to choose at random, and half of its right answers are scored as wrong: text that is compared
-    character by character has one right form.
+    The model learns to choose at random, and half of its right answers are scored as wrong if they are compared
+    character by character.
 
     ## Example
     Graphs with the concept `bi_kich` in one file and `bi kich` in the other.
 
     ## Fix
-    Write all rows, those to train on and those to score, in one form.
+    Write all training and evaluation rows in the same form.
 
     ## Evidence
-    measured: in a published Vietnamese AMR data set one file joins words by `_` and the other leaves spaces; gold
-    against its own underscored self scores 0.873 Smatch.
+    Measured: in a published Vietnamese AMR data set one file joins words by `_` and the other leaves spaces; the gold
+    graphs score 0.873 Smatch against themselves with underscores.
     """
     mix_sources = [source for key, source in audit.conventions.items() if key.startswith("data.mix.")]
     scored_sources = {key: source for key, source in audit.conventions.items() if not key.startswith("data.mix.")}
@@ -188,10 +192,10 @@ def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
             if training_rows[common_way].rows > FEW and _matters(scored_rare, scored_common):
                 yield Finding(
                     field=key,
-                    message=f"{scored_rare.rows:,} of its rows {_WAYS[rare_way]}, and "
-                    f"{training_rows[common_way].rows:,} rows that are trained on "
+                    message=f"{scored_rare.rows:,} of its rows {_WAYS[rare_way]}, but "
+                    f"{training_rows[common_way].rows:,} training rows "
                     f"{_WAYS[common_way]}{first_text(scored_rare)}",
-                    help="write the rows to train on and those to score in one form",
+                    help="write training and evaluation rows in the same form",
                 )
 
 
@@ -231,21 +235,21 @@ _WAYS = {
 
 @rule("AUD034", "unparseable-graphs", severity="error")
 def unparseable_graphs(audit: AuditFacts) -> Iterator[Finding]:
-    """Gold graphs are not PENMAN.
+    """Gold graphs are not valid PENMAN.
 
     ## What it does
-    Checks parentheses, quotation marks, and that nodes and roles are whole, in answers that look like PENMAN graphs;
+    Checks parentheses, quotation marks, and that nodes and roles are complete, in answers that look like PENMAN graphs;
     fires from 1 % of them.
 
     ## Why it is bad
-    The official Smatch program crashes on the first graph that it cannot read, and scores no row; a scorer that leaves
-    such rows out raises everyone's score. And the model learns the broken form.
+    The official Smatch program crashes on the first graph that it cannot parse, and scores no row; a scorer that skips
+    such rows inflates every score. And the model learns the broken form.
 
     ## Example
     `(w / want-01 :ARG0 (b / boy)`: one parenthesis is missing.
 
     ## Fix
-    Fix or drop those rows; a graph that was cut off points to a length limit.
+    Fix or drop those rows; truncated graphs point to a length limit.
 
     ## Evidence
     Half of the graphs in a published baseline output for Vietnamese AMR are malformed; a published report on that task
@@ -255,21 +259,22 @@ def unparseable_graphs(audit: AuditFacts) -> Iterator[Finding]:
     if observation and graphs and observation.rows >= FREQUENT * graphs.rows:
         yield Finding(
             field="data.train",
-            message=f"{observation.rows:,} of {graphs.rows:,} graphs cannot be read{first_text(observation)}",
+            message=f"{observation.rows:,} of {graphs.rows:,} graphs cannot be parsed{first_text(observation)}",
             help="fix those graphs, or drop their rows",
         )
 
 
 @rule("AUD035", "wrong-vintage", severity="warning")
 def wrong_vintage(audit: AuditFacts) -> Iterator[Finding]:
-    """A MovieLens file is not the release it seems to be.
+    """A MovieLens file is not the release that its name says.
 
     ## What it does
     Recognizes ten releases by their users, ratings and first row. Compares them with the name in the path, and finds
     older releases of ml-latest-small, rows after the official end, shifted user numbers and rows that are not ratings.
 
     ## Why it is bad
-    Results are compared with published ones on other data, and nothing fails, because the columns are the same.
+    Results are compared with published results on different data, and no error shows it, because the columns are the
+    same.
 
     ## Example
     A folder `ml-100k` that holds ml-latest-small: 610 users instead of 943.
@@ -286,7 +291,7 @@ def wrong_vintage(audit: AuditFacts) -> Iterator[Finding]:
         "movielens_other_vintage": "",
         "movielens_appended": "",
         "movielens_shifted_users": "",
-        "movielens_corrupt_rows": "{rows} are no ratings{first}",
+        "movielens_corrupt_rows": "{rows} are not ratings{first}",
     }
     for name, text in kinds.items():
         observation = audit.seen(name)
@@ -296,17 +301,17 @@ def wrong_vintage(audit: AuditFacts) -> Iterator[Finding]:
                 message=text.format(rows=rows_text(observation), first=first_text(observation))
                 if text
                 else observation.detail,
-                help="download the release that your results are to be compared on, and name the folder after it",
+                help="download the release that you want to compare results on, and name the folder after it",
             )
 
 
 @rule("AUD036", "mislabelled-benchmark", severity="error")
 def mislabelled_benchmark(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
-    """A file holds the questions of a benchmark that it is not named after.
+    """A file contains another benchmark's questions than its name says.
 
     ## What it does
-    Hashes the questions of JSON Lines files and compares them with 23 of GSM8K's test set. Fires where the file's
-    name does not say GSM, and where it is trained on.
+    Hashes the questions of JSON Lines files and compares them with 23 of GSM8K's test set. Fires if the file's name
+    does not contain GSM, and if the file is trained on.
 
     ## Why it is bad
     A score on "MATH" or "GPQA" is then a score on GSM8K. And a model that has seen test questions in training cannot be
@@ -319,13 +324,13 @@ def mislabelled_benchmark(context: LintContext, audit: AuditFacts) -> Iterator[F
     Take the file from the benchmark's own repository; keep test questions out of the training rows.
 
     ## Evidence
-    A published distillation project reported wins on MATH and GPQA: both of its files are the GSM8K test set.
+    A published distillation project reported wins on MATH and GPQA: both files are the GSM8K test set.
     """
     mislabeled, test_questions = audit.seen("mislabelled_benchmark"), audit.seen("gsm8k_test")
     if mislabeled:
         yield Finding(
             field="data.train",
-            message=f"{mislabeled.detail}, and is not named after it",
+            message=f"{mislabeled.detail}, but its name does not say so",
             help="take the file from the benchmark's own repository",
         )
     elif test_questions and context.config:
@@ -338,13 +343,13 @@ def mislabelled_benchmark(context: LintContext, audit: AuditFacts) -> Iterator[F
 
 @rule("AUD037", "single-object-file", severity="warning")
 def single_object_file(audit: AuditFacts) -> Iterator[Finding]:
-    """A file of rows is one large object.
+    """A file that should hold rows is one large JSON object.
 
     ## What it does
-    Notices JSON files that hold a single object over several lines.
+    Finds JSON files that contain a single object over several lines.
 
     ## Why it is bad
-    It is read as one row: an index, a table of settings or an export by column, not the rows that were meant.
+    It is read as one row: it is probably an index, a settings file or a column-wise export, not a file of rows.
 
     ## Example
     `{"simple": ["id_1", "id_2"], "multiple": […]}` among files of one object per line.
@@ -353,13 +358,13 @@ def single_object_file(audit: AuditFacts) -> Iterator[Finding]:
     Name the file with the rows, or write them one per line.
 
     ## Evidence
-    BFCL_v4_format_sensitivity.json is a single object; all files beside it are JSON Lines under the same ending.
+    BFCL_v4_format_sensitivity.json is a single object; all files beside it are JSON Lines with the same extension.
     """
     observation = audit.seen("single_object")
     if observation:
         yield Finding(
             field="data.train",
-            message=f"{observation.detail}: one row",
+            message=f"{observation.detail}: it is read as one row",
             help="name the file that holds the rows, or write them one object per line",
         )
 
@@ -369,7 +374,7 @@ def numbers_written_two_ways(audit: AuditFacts) -> Iterator[Finding]:
     """Final answers of a thousand and more are written with and without separators.
 
     ## What it does
-    Looks at marked final answers (`#### 1,080`), and fires where the rarer way has 2 % of the large numbers.
+    Looks at marked final answers (`#### 1,080`), and fires if the rarer way has 2 % of the large numbers.
 
     ## Why it is bad
     Compared as text, 1080 is not 1,080: right answers are scored as wrong.
@@ -381,7 +386,7 @@ def numbers_written_two_ways(audit: AuditFacts) -> Iterator[Finding]:
     Compare numbers without separators, as GSM8K's own scorer does, or write all in one way.
 
     ## Evidence
-    measured: of 4,937 final answers of GSM8K's training set 58 have separators, and 478 as large have none.
+    Measured: of 4,937 final answers of GSM8K's training set 58 have separators, and 478 equally large ones have none.
     """
     separated, plain = audit.seen("thousands_separated"), audit.seen("thousands_plain")
     if separated and plain and min(separated.rows, plain.rows) > max(FEW, MINORITY * (separated.rows + plain.rows)):
@@ -395,16 +400,16 @@ def numbers_written_two_ways(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD039", "user-turns-in-a-row", severity="warning")
 def user_turns_in_a_row(audit: AuditFacts) -> Iterator[Finding]:
-    """Conversations have several turns of one speaker in a row.
+    """Conversations have consecutive turns of the same role.
 
     ## What it does
-    Counts conversations in which a user turn follows a user turn, or an answer an answer, and those with a system
-    column beside a system turn with another text; fires from 1 %.
+    Counts conversations in which a user turn follows a user turn, or an answer an answer, and conversations with a
+    system column and a system turn that differ; fires from 1 %.
 
     ## Why it is bad
-    Chat templates that insist on alternation raise an error (Mistral's, Gemma's, Llama 2's); others run the turns
-    together, or show the model a form that it will not see in use. Of two answers in a row the first is learnt with an
-    end of its own: in use the model stops there.
+    Chat templates that require alternating roles raise an error (Mistral's, Gemma's, Llama 2's); others concatenate the
+    turns, or render a form that does not occur at inference. Of two consecutive answers the first gets its own
+    end-of-turn token: at inference the model stops there.
 
     ## Example
     `[{"role": "user", …}, {"role": "user", …}, {"role": "assistant", …}]`.
@@ -414,20 +419,20 @@ def user_turns_in_a_row(audit: AuditFacts) -> Iterator[Finding]:
 
     ## Evidence
     vllm-project/vllm#6862 and unslothai/unsloth#334 ("Conversation roles must alternate"); a question of the Berkeley
-    Function-Calling Leaderboard has nine user turns in a row.
+    Function-Calling Leaderboard has nine consecutive user turns.
     """
     yield from rows_found(
         audit,
         "user_turns_in_a_row",
         FREQUENT,
-        "{rows} have user turns in a row{first}",
-        "join turns that follow each other with a blank line",
+        "{rows} have consecutive user turns{first}",
+        "join consecutive turns with a blank line",
     )
     yield from rows_found(
         audit,
         "assistant_turns_in_a_row",
         FREQUENT,
-        "{rows} have answers in a row, each learnt with an end of its own{first}",
+        "{rows} have consecutive answers, each with its own end-of-turn token{first}",
         "join them into one turn; put several calls into the tool_calls of one turn",
     )
     yield from rows_found(

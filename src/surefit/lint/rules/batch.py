@@ -53,27 +53,28 @@ def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Fi
     """One optimizer step needs more rows than the data has.
 
     ## What it does
-    Compares `global_batch_size` with the number of rows that an epoch sees, those of `data.mix` included.
+    Compares `global_batch_size` with the number of rows in an epoch, including `data.mix`.
 
     ## Why it is bad
-    Every epoch is a single step on all rows. With the usual one to three epochs the model hardly moves, and the
-    gradient has no noise left that helps it generalize.
+    Every epoch is a single step on all rows. With the usual one to three epochs the model hardly changes, and the
+    gradient lacks the noise that helps it generalize.
 
     ## Example
     `global_batch_size: 64` with 40 rows.
 
     ## Fix
-    Lower `global_batch_size`, so that an epoch has at least some twenty steps, or raise `num_train_epochs`.
+    Lower `global_batch_size` so that an epoch has at least about twenty steps, or raise `num_train_epochs`.
 
     ## Evidence
-    Small hand-made data sets are trained with the batch size of a large one; the loss curve has three points.
+    A common mistake with small hand-made data sets: the batch size is copied from a large one, and the loss curve has
+    three points.
     """
     global_batch, rows = config.train.global_batch_size, dataset.epoch_rows
     if rows and global_batch > rows:
         where = f"{dataset.source} and data.mix" if config.data.mix else dataset.source
         yield Finding(
             field="train.global_batch_size",
-            message=f"a batch of {global_batch} is more than the {plural(rows, 'row')} in {where}: "
+            message=f"the global batch of {global_batch} exceeds the {plural(rows, 'row')} in {where}: "
             "an epoch is one optimizer step",
             help=f"write {max(1, rows // 20)} or less, or collect more rows",
         )
@@ -81,11 +82,11 @@ def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Fi
 
 @rule("BAT003", "batch-arithmetic", severity="error")
 def batch_arithmetic(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The global batch is not the product of micro batch, accumulation and processes.
+    """The global batch is not micro batch × accumulation × processes.
 
     ## What it does
-    Multiplies them and compares with the global batch that the config states. Where one of them is not stated, checks
-    that the others divide the global batch.
+    Multiplies the three and compares the product with the config's global batch. If one of them is not set, checks that
+    the others divide the global batch.
 
     ## Why it is bad
     DeepSpeed stops at the start of the run. Tools that do not check train with a different batch than the config says,
@@ -95,7 +96,7 @@ def batch_arithmetic(context: LintContext, setup: Setup) -> Iterator[Finding]:
     `train_batch_size: 64` with a micro batch of 4, accumulation 8 and one process: 32.
 
     ## Fix
-    Change one of the numbers; with DeepSpeed under transformers write "auto" for all three.
+    Change one of the numbers; with DeepSpeed in transformers write "auto" for all three.
 
     ## Evidence
     deepspeedai/DeepSpeed#6914 ("train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 8
@@ -114,7 +115,7 @@ def batch_arithmetic(context: LintContext, setup: Setup) -> Iterator[Finding]:
         yield Finding(
             field="global_batch",
             message=f"{micro} per device × {accumulation} accumulated × {_processes(world_size)} is "
-            f"{micro * accumulation * world_size}, and {name} says {global_batch}",
+            f"{micro * accumulation * world_size}, but {name} is {global_batch}",
             help=_batch_help(global_batch, micro, accumulation, world_size),
         )
     elif (
@@ -144,15 +145,15 @@ def _batch_help(whole: int, micro: int, steps: int, world: int) -> str:
 
 @rule("BAT004", "batch-not-divided-by-gpus", severity="warning")
 def batch_not_divided_by_gpus(setup: Setup) -> Iterator[Finding]:
-    """One process drives several GPUs, and each of them gets the whole micro batch.
+    """One process drives several GPUs, and each GPU gets a whole micro batch.
 
     ## What it does
     Under torch.nn.DataParallel, counts the examples of a step: micro batch × GPUs × accumulation.
 
     ## Why it is bad
-    transformers multiplies `per_device_train_batch_size` by the number of visible GPUs without asking, so a step sees
-    two or four times the examples that the config seems to say. DataParallel also copies the model in every step and
-    gathers all outputs on the first GPU, which runs out of memory first.
+    transformers multiplies `per_device_train_batch_size` by the number of visible GPUs, so a step has two or four times
+    the examples that the config suggests. DataParallel also copies the model in every step and gathers all outputs on
+    the first GPU, which runs out of memory first.
 
     ## Example
     `python train.py` on two T4s with a micro batch of 4 and accumulation 4: 32 examples per step, not 16.
@@ -169,9 +170,9 @@ def batch_not_divided_by_gpus(setup: Setup) -> Iterator[Finding]:
         return
     examples = micro * gpus * (setup.accumulation or 1) if micro else None
     if examples is None or examples != setup.global_batch:
-        stated_batch = f", and {setup.name('global_batch')} says {setup.global_batch}" if setup.global_batch else ""
+        stated_batch = f", but {setup.name('global_batch')} is {setup.global_batch}" if setup.global_batch else ""
         per_gpu = (
-            f"each gets {micro} examples, a step sees {examples}{stated_batch}"
+            f"each gets {micro} examples, a step has {examples}{stated_batch}"
             if micro
             else "each gets a whole micro batch"
         )
@@ -184,30 +185,30 @@ def batch_not_divided_by_gpus(setup: Setup) -> Iterator[Finding]:
 
 @rule("BAT005", "device-batch-times-gpus", severity="warning")
 def device_batch_times_gpus(setup: Setup) -> Iterator[Finding]:
-    """The batch per device is multiplied by the number of devices.
+    """The script multiplies the per-device batch by the number of devices.
 
     ## What it does
     Looks, in a Python script, for `torch.cuda.device_count()` as a factor of `per_device_train_batch_size`.
 
     ## Why it is bad
-    The Trainer multiplies by the number of devices itself. Four GPUs see sixteen times the examples of one, not four
-    times: the memory per GPU grows with their number, and the learning rate is no longer the one that was tuned.
+    The Trainer multiplies by the number of devices again. Four GPUs process sixteen times the examples of one, not four
+    times: the memory per GPU grows with the number of GPUs, and the tuned learning rate no longer fits.
 
     ## Example
     `per_device_train_batch_size=4 * torch.cuda.device_count()`.
 
     ## Fix
-    Write the examples of one device. To keep the batch of a step the same on any number of devices, divide
+    Write the batch of one device. To keep the global batch the same on any number of devices, divide
     `gradient_accumulation_steps` by it.
 
     ## Evidence
-    A published report on LLM ranking on two GPUs scaled its micro batch "with GPUs", and reported half the batch that a
-    step saw.
+    A published report on LLM ranking on two GPUs scaled its micro batch "with GPUs", and reported half the actual
+    batch.
     """
     if setup.micro_batch_times_gpus:
         yield Finding(
             field="micro_batch_times_gpus",
-            message=f"{setup.name('micro_batch_times_gpus')} is multiplied by the number of GPUs, and the Trainer "
-            "multiplies with it again",
-            help="write the examples of one device, and divide the accumulation by the number of devices",
+            message=f"{setup.name('micro_batch_times_gpus')} is multiplied by the number of GPUs, but the Trainer "
+            "multiplies by it again",
+            help="write the batch of one device, and divide the accumulation by the number of devices",
         )

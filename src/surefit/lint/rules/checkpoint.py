@@ -18,40 +18,40 @@ TRANSFORMERS = {"trl", "llamafactory", "axolotl", "python"}
 
 @rule("CKP001", "resume-and-overwrite", severity="warning")
 def resume_and_overwrite(setup: Setup) -> Iterator[Finding]:
-    """The run is to be resumed, and its directory to be overwritten.
+    """The config resumes the run and overwrites its directory.
 
     ## What it does
     Looks for both switches in another tool's config.
 
     ## Why it is bad
-    They contradict each other. Scripts read them differently: some empty the directory, checkpoints included, some
-    start over without looking for one, some resume after all.
+    They contradict each other. Scripts treat them differently: some delete the directory with its checkpoints, some
+    start over without looking for a checkpoint, some resume.
 
     ## Example
     `resume_from_checkpoint: true` with `overwrite_output_dir: true`.
 
     ## Fix
-    Take `overwrite_output_dir` out; transformers 5 no longer knows it.
+    Remove `overwrite_output_dir`; transformers 5 no longer has it.
 
     ## Evidence
     huggingface/transformers#9776 ("if `--overwrite_output_dir` is passed, the folder is destroyed"),
-    hiyouga/LlamaFactory#721 (it is not resumed), huggingface/transformers#41323 (the switch is retired).
+    hiyouga/LlamaFactory#721 (the run does not resume), huggingface/transformers#41323 (the switch is removed).
     """
     if setup.resume and setup.overwrite:
         yield Finding(
             field="overwrite",
-            message=f"{setup.name('resume')} continues a run, and {setup.name('overwrite')} clears its directory",
-            help=f"take {setup.name('overwrite')} out",
+            message=f"{setup.name('resume')} resumes a run, but {setup.name('overwrite')} clears its directory",
+            help=f"remove {setup.name('overwrite')}",
         )
 
 
 @rule("CKP002", "no-limit-on-checkpoints", severity="warning")
 def no_limit_on_checkpoints(setup: Setup) -> Iterator[Finding]:
-    """Every checkpoint is kept, and there will be many.
+    """Every checkpoint is kept, and the run writes many.
 
     ## What it does
-    If the config of a tool that keeps all checkpoints sets no limit, counts those of the whole run, and fires above
-    five.
+    If the tool keeps all checkpoints and the config sets no limit, counts the checkpoints of the whole run, and fires
+    above five.
 
     ## Why it is bad
     The disk fills hours into the run, in the middle of a save.
@@ -87,14 +87,14 @@ def _checkpoints(setup: Setup) -> int:
 
 @rule("CKP003", "save-only-model-cannot-resume", severity="warning")
 def save_only_model_cannot_resume(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The run is to be resumed from checkpoints that hold no optimizer state.
+    """The run resumes from checkpoints without optimizer state.
 
     ## What it does
-    Looks for `save_only_model` in a run that is set to resume, or in a batch job that is requeued.
+    Looks for `save_only_model` in a run that is configured to resume, or in a batch job that is requeued.
 
     ## Why it is bad
-    The optimizer, the schedule and the random state start over: the resumed run is a different run, with a jump in the
-    loss where it was interrupted.
+    The optimizer, the schedule and the random state start over: the resumed run differs from an uninterrupted one, and
+    its loss jumps at the interruption.
 
     ## Example
     `save_only_model: true` with `resume_from_checkpoint: true`.
@@ -110,33 +110,33 @@ def save_only_model_cannot_resume(context: LintContext, setup: Setup) -> Iterato
     if setup.save_only_model and (setup.resume or requeued):
         yield Finding(
             field="save_only_model",
-            message=f"{setup.name('save_only_model')} leaves the optimizer out of the checkpoints, and the run is to "
-            f"be {'resumed' if setup.resume else 'requeued'} from them",
+            message=f"{setup.name('save_only_model')} leaves the optimizer state out of the checkpoints, but the run "
+            f"is {'resumed' if setup.resume else 'requeued'} from them",
             help=f"switch {setup.name('save_only_model')} off, and lower save_total_limit if the disk is small",
         )
 
 
 @rule("CKP004", "checkpoint-not-atomic", severity="info")
 def checkpoint_not_atomic(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The run could resume from a checkpoint that was only half written.
+    """The run could resume from a partially written checkpoint.
 
     ## What it does
-    Fires once if a tool built on transformers' Trainer is set to resume from its last checkpoint, or runs in a batch
-    job that is requeued.
+    Fires once if a tool built on transformers' Trainer is configured to resume from its last checkpoint, or runs in a
+    batch job that is requeued.
 
     ## Why it is bad
-    The Trainer writes into the final directory, file by file. A kill during a save (the time limit, a full disk) leaves
-    a directory that looks like the newest checkpoint, and the resumed run dies on it.
+    The Trainer writes into the final directory, file by file. An interrupted save (the time limit, a full disk) leaves
+    a directory that looks like the newest checkpoint, and the resumed run crashes on it.
 
     ## Example
     `resume_from_checkpoint: true` in a job with a time limit.
 
     ## Fix
-    Before resuming, delete a last checkpoint without `trainer_state.json`: it is written last. SureFit writes
-    checkpoints under another name and renames them when they are whole.
+    Before resuming, delete the last checkpoint if it has no `trainer_state.json`, which is written last. SureFit writes
+    a checkpoint under a temporary name and renames it when it is complete.
 
     ## Evidence
-    Measured with transformers 5.23: killed during a save, it resumes from the half-written checkpoint and stops.
+    Measured with transformers 5.23: killed during a save, it resumes from the partially written checkpoint and stops.
     huggingface/transformers#35782, huggingface/transformers#35525.
     """
     requeued = bool(context.job and "requeue" in context.job.options)
@@ -144,7 +144,7 @@ def checkpoint_not_atomic(context: LintContext, setup: Setup) -> Iterator[Findin
         tool = "transformers" if setup.tool == "python" else setup.tool
         yield Finding(
             field="resume",
-            message=f"{tool} does not write checkpoints atomically, and the last one is resumed even if it is "
-            "half written",
-            help="before resuming, delete a last checkpoint that has no trainer_state.json",
+            message=f"{tool} does not write checkpoints atomically, so the run could resume "
+            "from a partially written one",
+            help="before resuming, delete the last checkpoint if it has no trainer_state.json",
         )

@@ -21,15 +21,15 @@ from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
 
 @rule("CFG001", "output-is-input", severity="error")
 def output_is_input(config: Config) -> Iterator[Finding]:
-    """The run would write into the directory its data or its model is read from.
+    """The run would write into the directory of its data or its model.
 
     ## What it does
     Compares `output_dir` with `data.train`, `data.eval` and `model.name_or_path` where those are directories, and what
-    the run writes there (`model/`, `eval/`, `checkpoints/`, …) with everything that the config names.
+    the run writes there (`model/`, `eval/`, `checkpoints/`, …) with every path in the config.
 
     ## Why it is bad
-    A data directory is read file by file, so the next stage would find `metrics.jsonl` among the rows.
-    In a model directory the files of two models mix, and `--overwrite` would delete the base model.
+    All .jsonl files of a data directory are read, so the next stage would read `metrics.jsonl` as rows. In a model
+    directory the files of two models would mix, and `--overwrite` would delete the base model.
 
     ## Example
     `data.train: data` with `output_dir: data`.
@@ -38,7 +38,7 @@ def output_is_input(config: Config) -> Iterator[Finding]:
     Choose a separate `output_dir`, for example `runs/NAME`.
 
     ## Evidence
-    Reasoned from SureFit's own loader, which reads every .jsonl file of a directory; a test shows it.
+    SureFit's loader reads every .jsonl file of a directory; a test shows it.
     """
     inputs = {
         "data.train": config.data.train,
@@ -49,14 +49,14 @@ def output_is_input(config: Config) -> Iterator[Finding]:
         if isinstance(value, str) and _same_directory(config.output_dir, value):
             yield Finding(
                 field="output_dir",
-                message=f"the run would be written into {config.output_dir}, which is also {key}",
+                message=f"output_dir {config.output_dir} is also {key}",
                 help="choose a separate output_dir, for example runs/NAME",
             )
             return
     for key, path in overwritten_inputs(config, RunDir(Path(config.output_dir))).items():
         yield Finding(
             field="output_dir",
-            message=f"{key} ({path}) is where the run writes files of its own: it would be overwritten",
+            message=f"the run would overwrite {key} ({path}) with its own files",
             help="choose a separate output_dir, for example runs/NAME",
         )
 
@@ -68,13 +68,13 @@ def _same_directory(one: str, other: str) -> bool:
 
 @rule("CFG002", "gate-without-condition", severity="warning")
 def gate_without_condition(config: Config) -> Iterator[Finding]:
-    """A gate is configured that can never fail.
+    """The gate has no condition, so it can never fail.
 
     ## What it does
     Looks for `evaluate.gate` with neither `min` nor `not_worse_than`.
 
     ## Why it is bad
-    The gate turns scores into an exit code, and a pipeline relies on it. Without a condition it always passes.
+    The gate turns scores into an exit code for a pipeline. Without a condition it always passes.
 
     ## Example
     `gate: {metric: exact_match}`.
@@ -83,7 +83,7 @@ def gate_without_condition(config: Config) -> Iterator[Finding]:
     Add `min: 0.6`, or `not_worse_than: base`, or remove the gate.
 
     ## Evidence
-    Settings that are silently ignored were among the traps found in existing training tools while SureFit was designed.
+    Silently ignored settings were among the pitfalls found in existing training tools when SureFit was designed.
     """
     gate = config.evaluate.gate
     if gate is not None and gate.min is None and gate.not_worse_than is None:
@@ -96,14 +96,14 @@ def gate_without_condition(config: Config) -> Iterator[Finding]:
 
 @rule("CFG003", "lora-settings-without-lora", severity="warning")
 def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator[Finding]:
-    """LoRA settings are given although all weights are trained.
+    """LoRA settings are set although all weights are trained.
 
     ## What it does
     With `train.method: full`, looks for settings of the section `lora`: `r`, `lora_alpha`, `use_dora`…
 
     ## Why it is bad
-    They have no effect. Either the settings are left over, or the method is not what was meant; full training needs far
-    more memory and a lower learning rate.
+    They have no effect. Either the settings are left over, or LoRA was intended; full training needs far more memory
+    and a lower learning rate.
 
     ## Example
     `train: {method: full}` with `lora: {r: 16}`.
@@ -112,7 +112,7 @@ def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator
     Remove the settings, or write `train.method: lora`.
 
     ## Evidence
-    Settings that are silently ignored were among the traps found in existing training tools while SureFit was designed.
+    Silently ignored settings were among the pitfalls found in existing training tools when SureFit was designed.
     """
     if config.train.method != "full":
         return
@@ -131,7 +131,7 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
     """A value in the config names something that does not exist.
 
     ## What it does
-    Reports the errors raised when the config was used: an unknown recipe or GPU, for example.
+    Reports the errors raised when the config was resolved: an unknown recipe or GPU, for example.
 
     ## Why it is bad
     No stage can start.
@@ -140,7 +140,7 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
     `recipe: function_caling`, or `hardware.gpu: h1000`.
 
     ## Fix
-    As the finding says.
+    The finding says what to change.
 
     ## Evidence
     A misspelled name that falls back to a default gives an unintended run; in SureFit it is an error.
@@ -157,22 +157,22 @@ def suppression_without_effect(config: Config) -> Iterator[Finding]:
     """`lint.ignore` names a rule that finds nothing, or one that cannot be ignored.
 
     ## What it does
-    Compares `lint.ignore` with what the rules found. Rules that were skipped are left out, and so are those that judge
-    the machine: they may find nothing here and something on another machine. The engine makes these findings itself,
-    because they have to come after all others.
+    Compares `lint.ignore` with the findings. Rules that were skipped do not count, nor do rules about the machine,
+    which may find nothing here and something on another machine. The engine makes these findings itself, after all
+    others.
 
     ## Why it is bad
-    A suppression that is left over hides the next finding of that rule, which may be about something else. And one of
-    a rule that stands for an unusable input (DAT001, MOD001, BAT001 …) promises a run that cannot start.
+    A leftover suppression hides the rule's next finding, which may be about something else. A rule about an unusable
+    input (DAT001, MOD001, BAT001 …) cannot be ignored, because the run cannot start.
 
     ## Example
-    `lint: {ignore: {SCH001: "the warmup is meant"}}` beside `warmup_steps: 0.03`.
+    `lint: {ignore: {SCH001: "the warmup is intended"}}` with `warmup_steps: 0.03`.
 
     ## Fix
     Remove the code from `lint.ignore`; `surefit check --fix` does.
 
     ## Evidence
-    Linters came to report unused suppressions for this reason: ruff as RUF100
+    Other linters report unused suppressions for the same reason: ruff as RUF100
     (https://docs.astral.sh/ruff/rules/unused-noqa/), ESLint as `--report-unused-disable-directives`.
     """
     yield from ()
@@ -183,21 +183,19 @@ def suppression_unknown(config: Config) -> Iterator[Finding]:
     """`lint.ignore` names a rule that does not exist.
 
     ## What it does
-    Compares the codes in `lint.ignore` with those of the rules.
+    Compares the codes in `lint.ignore` with the codes of all rules.
 
     ## Why it is bad
-    The finding that was meant to be accepted still stops the run, and the reason beside the misspelled code reads as if
-    it had been dealt with.
+    The finding still stops the run, although the config looks as if it were accepted.
 
     ## Example
-    `lint: {ignore: {SHC001: "the warmup is meant"}}`.
+    `lint: {ignore: {SHC001: "the warmup is intended"}}`.
 
     ## Fix
     Write the code as `surefit check` prints it, such as SCH001.
 
     ## Evidence
-    A misspelled name that is silently ignored is a setting without effect, one of the traps found in existing
-    training tools while SureFit was designed.
+    Silently ignored settings were among the pitfalls found in existing training tools when SureFit was designed.
     """
     codes = [rule.code for rule in all_rules()]
     for code in config.lint.ignore:
@@ -225,34 +223,34 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
     `lr_scheduler_type: cosine` with `decay_steps: 0.1`.
 
     ## Fix
-    Take the setting out, or change what disables it.
+    Remove the setting, or change the setting that disables it.
 
     ## Evidence
-    Settings that are silently ignored were among the traps found in existing training tools while SureFit was designed.
+    Silently ignored settings were among the pitfalls found in existing training tools when SureFit was designed.
     """
     if setup.tool != "surefit":
         return
     train, on_cpu = config.train, context.hardware is not None and context.hardware.kind == "cpu"
     causes = {
         "train.decay_steps": train.lr_scheduler_type != "warmup_stable_decay"
-        and f"train.lr_scheduler_type is {train.lr_scheduler_type}, and only warmup_stable_decay has a decay",
+        and f"train.lr_scheduler_type is {train.lr_scheduler_type}, but only warmup_stable_decay has a decay phase",
         "train.warmup_steps": train.lr_scheduler_type == "constant"
         and train.warmup_steps > 0
-        and "train.lr_scheduler_type is constant, and constant_with_warmup has a warmup",
+        and "train.lr_scheduler_type is constant; only constant_with_warmup has a warmup",
         "checkpoint.best_total_limit": config.checkpoint.metric_for_best_model is None
         and "checkpoint.metric_for_best_model is not set",
         "speed.fused_lora": config.speed.fused_lora is True and config.train.method == "full" and "there is no adapter",
         "speed.kernels": config.speed.kernels is True and on_cpu and "fused kernels need a GPU",
         "train.gradient_checkpointing": train.gradient_checkpointing == "offload"
         and on_cpu
-        and "on a CPU everything is in the host's memory already: it does what true does",
+        and "on a CPU there is nothing to offload; it does the same as true",
     }
     for dotted, cause in causes.items():
         if cause and context.is_set(dotted):
             yield Finding(
                 field=dotted,
                 message=f"{dotted.partition('.')[2]} has no effect: {cause}",
-                help="write true" if dotted == "train.gradient_checkpointing" else "take it out",
+                help="write true" if dotted == "train.gradient_checkpointing" else "remove it",
                 fix=ConfigFix(dotted, True if dotted == "train.gradient_checkpointing" else None),
             )
 
@@ -261,23 +259,23 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
 def fused_kernels_not_there(
     config: Config, setup: Setup, hardware: HardwareFacts, stack: StackFacts
 ) -> Iterator[Finding]:
-    """Fused kernels are requested, and the GPU or the installed packages cannot run them.
+    """Fused kernels are enabled, but the GPU or the installed packages do not support them.
 
     ## What it does
     Looks for `speed.kernels: true` with a GPU older than Ampere, for which Triton does not compile. On a machine with a
-    GPU, also without Liger and Triton in the releases that the extra `kernels` requires: SureFit calls functions of
-    Liger that no public interface promises.
+    GPU, also checks that Liger and Triton are installed in the releases that the extra `kernels` requires: SureFit
+    calls private functions of Liger.
 
     ## Why it is bad
     Training stops once the model is loaded.
 
     ## Example
-    `speed.kernels: true` after `pip install .` in the clone, beside the Liger that another tool has installed, or on a
-    T4.
+    `speed.kernels: true` on a T4, or after `pip install .` in the clone with a Liger release that another tool has
+    installed.
 
     ## Fix
-    `pip install -c constraints.txt '.[kernels]'` in the clone, or leave it at auto, which trains without them where
-    they cannot run.
+    `pip install -c constraints.txt '.[kernels]'` in the clone, or set it to auto, which uses the kernels only where
+    they run.
 
     ## Evidence
     `auto` requires the same releases; `surefit doctor` names the installed ones.
@@ -288,8 +286,8 @@ def fused_kernels_not_there(
     if not hardware.bf16:
         yield Finding(
             field="speed.kernels",
-            message=f"fused kernels need an Ampere GPU or a later one, and {hardware.name} is older",
-            help="leave it at auto, which trains without them there",
+            message=f"fused kernels need an Ampere or newer GPU, but {hardware.name} is older",
+            help="set it to auto, which trains without them on this GPU",
             fix=ConfigFix("speed.kernels", "auto"),
         )
     if hardware.source != "detected":
@@ -302,6 +300,6 @@ def fused_kernels_not_there(
         state = f"{package} {version} is" if version else "it is not"
         yield Finding(
             field="speed.kernels",
-            message=f"fused kernels need {package}{specifier}, and {state} installed",
-            help=f"{install_extra('kernels')}; or leave it at auto",
+            message=f"fused kernels need {package}{specifier}, but {state} installed",
+            help=f"{install_extra('kernels')}; or set it to auto",
         )

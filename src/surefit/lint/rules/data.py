@@ -19,7 +19,7 @@ SMALL_EVALUATION = 10
 
 @rule("DAT001", "data-unusable", severity="error", suppressible=False)
 def data_unusable(context: LintContext) -> Iterator[Finding]:
-    """The data cannot be read, or a row of it cannot be used.
+    """The data cannot be read, or a row cannot be used.
 
     ## What it does
     Reports the errors raised when `data.train`, `data.mix`, `data.eval` and `evaluate.extra_sets` were read: a missing
@@ -33,7 +33,7 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     `data.train: trian.jsonl`.
 
     ## Fix
-    As the finding says. `data.bad_rows: skip` leaves single rows out, counted and reported.
+    The finding says what to change. `data.bad_rows: skip` skips single bad rows, and reports their number.
 
     ## Evidence
     A missing or empty file is the most frequent first error with any training tool.
@@ -58,11 +58,11 @@ def column_missing(context: LintContext, config: Config, dataset: DatasetFacts) 
     """A column that the recipe reads is not in the data.
 
     ## What it does
-    Compares the recipe's columns with those of the sampled rows.
+    Compares the recipe's columns with the columns of the sampled rows.
 
     ## Why it is bad
-    Code that reads a missing column with a default trains on that default: every completion becomes the same `null`,
-    the loss falls nicely, and the model learns to say nothing.
+    Code that reads a missing column with a default trains on that default: every completion is the same `null`, the
+    loss falls as expected, and the model learns to return nothing.
 
     ## Example
     Rows with `answer` where the recipe reads `answers`.
@@ -109,12 +109,12 @@ def null_targets(context: LintContext, config: Config, dataset: DatasetFacts) ->
     """Some rows have a null or empty answer.
 
     ## What it does
-    Looks, in an even sample, at the column that holds the answers (or the conversation's assistant turns). The text
-    "None" or "null" is an answer (see AUD028). With `data.bad_rows: skip` it fires only if such rows are the majority,
-    and not if DAT001 already names the first.
+    Looks, in an even sample, at the column with the answers (or the conversation's assistant turns). The text "None" or
+    "null" counts as an answer (see AUD028). With `data.bad_rows: skip` it fires only if such rows are the majority. It
+    does not fire if DAT001 already names the first such row.
 
     ## Why it is bad
-    There is nothing to learn from such a row, and training stops at it.
+    Such a row has nothing to train on, and training stops at it.
 
     ## Example
     `{"query": "…", "answers": null}`.
@@ -149,13 +149,13 @@ def constant_target(dataset: DatasetFacts) -> Iterator[Finding]:
     Counts the distinct answers in an even sample of at least 20 rows.
 
     ## Why it is bad
-    There is nothing to learn but that one answer. The loss goes to zero within a few steps, which looks like success.
+    The model can only learn that one answer. The loss falls to zero within a few steps, which looks like success.
 
     ## Example
     A thousand rows whose `completion` is `[]`.
 
     ## Fix
-    Look at how the column is made: a template without its variable, a misspelled key, a join that matched one row.
+    Check how the column is made: a template without its variable, a misspelled key, a join that matched one row.
 
     ## Evidence
     See DAT002: 60,000 completions that were all `null`.
@@ -164,20 +164,20 @@ def constant_target(dataset: DatasetFacts) -> Iterator[Finding]:
         yield Finding(
             field="data.train",
             message=f"all {dataset.sample} sampled rows have the same {dataset.target!r}: {dataset.target_example}",
-            help="look at how this column is made",
+            help="check how this column is made",
         )
 
 
 @rule("DAT005", "duplicate-rows", severity="warning")
 def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
-    """A large share of the rows are repeated.
+    """A large share of the rows are duplicates.
 
     ## What it does
     Counts rows of the sample that are equal to an earlier one, and fires above 20 %. In a sample of a large set
     that is a lower bound.
 
     ## Why it is bad
-    Repeated rows are memorized, and if part of the rows is held out, its duplicates stay in training: the score
+    The model memorizes duplicate rows. If part of the rows is held out, its duplicates stay in training, and the score
     measures memorization.
 
     ## Example
@@ -193,7 +193,7 @@ def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     if dataset.sample >= FEW and dataset.duplicates > DUPLICATE_SHARE * dataset.sample:
         yield Finding(
             field="data.train",
-            message=f"{dataset.duplicates} of {dataset.sample} sampled rows repeat an earlier one",
+            message=f"{dataset.duplicates} of {dataset.sample} sampled rows are duplicates of an earlier row",
             help="remove the duplicates before training",
         )
 
@@ -204,16 +204,16 @@ def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     severity="warning",
 )
 def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding]:
-    """Too few rows are scored.
+    """There are too few evaluation rows.
 
     ## What it does
-    Multiplies `data.eval`, if it is a share, by the number of rows that it is held out from (`data.train`; with several
-    tasks in one run, those of `data.mix` too), and fires below 10. The split goes by the hash of each prompt, so the
-    number is not exact. Of files, in `data.eval` and `evaluate.extra_sets`, it counts the rows. (`data.eval: 0`:
-    EVL031. Few rows because of `evaluate.max_examples`: EVL004.)
+    If `data.eval` is a share, multiplies it by the number of rows (`data.train`, and with several tasks in one run also
+    `data.mix`), and fires below 10. The split depends on the hash of each prompt, so the number is not exact. For files
+    in `data.eval` and `evaluate.extra_sets`, it counts the rows. (`data.eval: 0`: EVL031. Few rows because of
+    `evaluate.max_examples`: EVL004.)
 
     ## Why it is bad
-    With nine rows a score moves in steps of eleven points, and its 95 % interval covers nearly everything.
+    With nine rows a score changes in steps of eleven points, and its 95 % interval is nearly useless.
 
     ## Example
     `eval: 0.02` of 300 rows: 6. Or `eval: test.jsonl`, a file of five rows.
@@ -222,7 +222,7 @@ def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding
     Hold out a larger share, or name a file with more evaluation rows in `data.eval`.
 
     ## Evidence
-    The binomial interval: 6 of 9 correct is anything from 30 % to 93 %.
+    The binomial interval: 6 of 9 correct means anything from 30 % to 93 %.
     """
     share = config.data.share
     if context.setup and context.setup.tool != "surefit" and "data.eval" not in context.lines:
@@ -233,7 +233,7 @@ def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding
         share_suffices = larger_share * rows >= SMALL_EVALUATION
         yield Finding(
             field="data.eval",
-            message=f"{share:g} of {rows} rows holds out about {round(share * rows)}: too few to measure anything",
+            message=f"{share:g} of {rows} rows holds out about {round(share * rows)}: too few for a meaningful score",
             help=f"{f'hold out more, such as {larger_share:.2g}' if share_suffices else 'collect more rows'}, "
             "or name a file of rows in data.eval",
         )
@@ -246,38 +246,38 @@ def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding
         if too_few and not (prompt_set.name == "eval" and share):
             yield Finding(
                 field="data.eval" if prompt_set.name == "eval" else f"evaluate.extra_sets.{prompt_set.name}",
-                message=f"{plural(prompt_set.prompts or 0, 'row')} to score: too few to measure anything",
-                help="name a file of some hundred rows"
+                message=f"{plural(prompt_set.prompts or 0, 'row')} to score: too few for a meaningful score",
+                help="name a file with a few hundred rows"
                 + (", or a share of the training rows, such as 0.1" if prompt_set.name == "eval" else ""),
             )
 
 
 @rule("DAT010", "one-prompt", severity="error")
 def one_prompt(context: LintContext, config: Config, examples: ExampleFacts) -> Iterator[Finding]:
-    """All rows have the same prompt, and a share of them is to be held out.
+    """All rows have the same prompt, so no share can be held out.
 
     ## What it does
-    Counts the different prompts in a sample of at least 20 rows, where `data.eval` is a share. Fewer rows of one prompt
-    are an error of the data (DAT001).
+    If `data.eval` is a share, counts the distinct prompts in a sample of at least 20 rows. Smaller data sets with a
+    single prompt are reported by DAT001.
 
     ## Why it is bad
-    Which rows are held out goes by the hash of each prompt, so that no prompt is both trained on and scored. Rows of
-    one prompt all fall on the same side: nothing is held out, or nothing is left to train on.
+    The hash of the prompt decides which rows are held out, so that no prompt is in both sets. Rows with the same prompt
+    all go to the same set: nothing is held out, or nothing is left to train on.
 
     ## Example
     A thousand rows that answer "Write a tweet." in the voice of one person, with `eval: 0.1`.
 
     ## Fix
-    Put some of the rows into a file of their own, and name it in `data.eval`.
+    Move some of the rows into a separate file, and name it in `data.eval`.
 
     ## Evidence
-    Sets of a persona have one prompt (modelscope/ms-swift#2750).
+    Data sets for a persona have a single prompt (modelscope/ms-swift#2750).
     """
     if context.is_foreign or not config.data.share:
         return
     if examples.examples >= ENOUGH and examples.prompts == 1:
         yield Finding(
             field="data.eval",
-            message=f"all {examples.examples} rows that were looked at have the same prompt: no share can be held out",
-            help="put some of the rows into a file of their own, and name it in data.eval",
+            message=f"all {examples.examples} sampled rows have the same prompt: no share can be held out",
+            help="move some of the rows into a separate file, and name it in data.eval",
         )

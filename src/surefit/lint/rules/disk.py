@@ -17,19 +17,19 @@ from surefit.lint.rule import Finding, rule
 def run_does_not_fit_the_disk(
     resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts
 ) -> Iterator[Finding]:
-    """The run's files are larger than the free space.
+    """The run's files are larger than the free disk space.
 
     ## What it does
-    Adds up the checkpoints that are kept and the one being written, the trained adapter or model, the merged model and,
-    if the base model is still to be downloaded to the same disk, its files. Compares with `hardware.disk` or, without
-    it, with the free space where `output_dir` is. Skipped if the config names a GPU that this machine does not have and
-    does not say `hardware.disk`: then it is meant for another machine's disk.
+    Adds up the kept checkpoints and the one being written, the trained adapter or model, the merged model and, if the
+    base model still has to be downloaded to the same disk, its files. Compares the sum with `hardware.disk` or, if that
+    is not set, with the free space at `output_dir`. Skipped if the config names a GPU that this machine does not have
+    and does not set `hardware.disk`: then the run is planned for another machine.
 
     ## Why it is bad
     The disk fills in the middle of a save, hours into the run; other tools leave a half-written checkpoint behind.
 
     ## Example
-    Full training of an 8B model keeps 3 checkpoints of 112 GB.
+    Full training of an 8B model with 3 checkpoints of 112 GB.
 
     ## Fix
     Lower `save_total_limit`, choose an `output_dir` on a larger disk, or rent a larger one.
@@ -46,11 +46,11 @@ def run_does_not_fit_the_disk(
     if free_bytes is None or needed_bytes <= free_bytes:
         return
     from_config = hardware.disk_source == "config"
-    where = "as hardware.disk says" if from_config else f"where {resolved.config.output_dir} is"
+    where = "by hardware.disk" if from_config else f"at {resolved.config.output_dir}"
     advice = "rent a larger disk" if from_config else "choose an output_dir on a larger disk"
     yield Finding(
         field="hardware.disk" if from_config else "checkpoint.save_total_limit",
-        message=f"the run will write {bytes_text(needed_bytes)}, and {bytes_text(free_bytes)} are free {where}",
+        message=f"the run will write {bytes_text(needed_bytes)}, but only {bytes_text(free_bytes)} are free {where}",
         help=f"lower checkpoint.save_total_limit, or {advice}",
         evidence="; ".join(f"{term.term} {bytes_text(term.bytes)}" for term in terms),
     )

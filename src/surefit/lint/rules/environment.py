@@ -20,12 +20,12 @@ NO_P2P = "RTX 40"
 """GPUs whose driver may not allow peer-to-peer copies: accelerate itself switches it off for them."""
 OLDEST_FOR_FLASH = {"flash_attention_2": (8, 0), "flash_attention_3": (9, 0)}
 DEBUGGING = {
-    "CUDA_LAUNCH_BLOCKING": ({"1"}, "every kernel waits for the one before"),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": ({"1"}, "every tensor is allocated and freed by the driver"),
+    "CUDA_LAUNCH_BLOCKING": ({"1"}, "the CPU waits for every kernel"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ({"1"}, "the driver allocates and frees every tensor"),
 }
 DEBUGGING_SEVERAL = {
     "NCCL_DEBUG": ({"TRACE"}, "NCCL logs every call"),
-    "TORCH_DISTRIBUTED_DEBUG": ({"DETAIL"}, "every collective is checked for shapes on all ranks first"),
+    "TORCH_DISTRIBUTED_DEBUG": ({"DETAIL"}, "the shapes of every collective are first compared across ranks"),
     "NCCL_BLOCKING_WAIT": ({"1"}, "every collective blocks the process"),
     "TORCH_NCCL_BLOCKING_WAIT": ({"1"}, "every collective blocks the process"),
 }
@@ -36,14 +36,14 @@ DEBUGGING_SEVERAL = {
 def offline_without_weights(
     model: ModelFacts, hardware: HardwareFacts, environment: EnvironmentFacts
 ) -> Iterator[Finding]:
-    """The weights would have to be downloaded, and the network is switched off.
+    """The weights have to be downloaded, but offline mode is on.
 
     ## What it does
     Looks for a model whose weights are not on this machine while `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set.
-    Skipped if the config names a GPU that this machine does not have: then it is meant for another machine.
+    Skipped if the config names a GPU that this machine does not have: then the run is planned for another machine.
 
     ## Why it is bad
-    Training stops at loading, with an error about a missing file that names neither reason.
+    Training stops at loading, with an error about a missing file that does not mention offline mode.
 
     ## Example
     `HF_HUB_OFFLINE=1` in a batch job, and a model that was never downloaded on that cluster.
@@ -52,7 +52,7 @@ def offline_without_weights(
     Download it first, `hf download NAME`, or unset the variable.
 
     ## Evidence
-    Compute nodes without network are the rule on clusters; their documentation recommends this variable.
+    Compute nodes of clusters usually have no network; cluster documentation recommends this variable.
     """
     absent = model.source in ("catalogue", "hub") or (model.source == "cache" and not model.has_weights)
     if absent and environment.offline and hardware.source == "detected":
@@ -69,7 +69,7 @@ def offline_without_weights(
     severity="warning",
 )
 def gpu_not_used(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
-    """This machine has a GPU, and the installed PyTorch cannot use it.
+    """This machine has a GPU, but the installed PyTorch cannot use it.
 
     ## What it does
     Compares what the driver reports (nvidia-smi) with the build of the installed PyTorch (a version ending in +cpu).
@@ -81,8 +81,8 @@ def gpu_not_used(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
     PyTorch 2.13.0+cpu on a machine with an H100.
 
     ## Fix
-    Install a CUDA build of PyTorch (https://pytorch.org/get-started/locally/), or write `hardware.gpu: cpu` if the CPU
-    is meant.
+    Install a CUDA build of PyTorch (https://pytorch.org/get-started/locally/), or set `hardware.gpu: cpu` to train on
+    the CPU.
 
     ## Evidence
     `pip install torch` with an index meant for continuous integration silently installs the CPU build.
@@ -90,29 +90,29 @@ def gpu_not_used(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
     if hardware.unused_gpu and config.hardware.gpu == "auto":
         yield Finding(
             field="hardware.gpu",
-            message=f"{hardware.unused_gpu} is here, but the installed PyTorch is a CPU-only build",
-            help="install a CUDA build of PyTorch, or write hardware.gpu: cpu if the CPU is meant",
+            message=f"this machine has {hardware.unused_gpu}, but the installed PyTorch is a CPU-only build",
+            help="install a CUDA build of PyTorch, or set hardware.gpu: cpu to train on the CPU",
         )
 
 
 @rule("ENV003", "fact-not-reachable", severity="warning")
 def fact_not_reachable(context: LintContext) -> Iterator[Finding]:
-    """A fact about the machine or the network could not be gathered, so some rules were skipped.
+    """Information about the machine or the network is missing, so some rules were skipped.
 
     ## What it does
-    Reports errors of the machine or the network that were raised while facts were gathered.
+    Reports errors of the machine or the network that were raised while the check gathered information.
 
     ## Why it is bad
-    The rules that need those facts were skipped, and the run will probably hit the same error.
+    The rules that need this information were skipped, and the run will probably raise the same error.
 
     ## Example
-    The hub does not answer, so the size of a model that is not in the catalogue is not known.
+    The hub does not respond, so the size of a model that is not in the catalogue is unknown.
 
     ## Fix
-    As the finding says.
+    The finding says what to do.
 
     ## Evidence
-    A check that passes because it could not see anything is worse than none.
+    A check that passes because it lacked information is misleading.
     """
     for problem in context.problems:
         if isinstance(problem, MachineError):
@@ -123,21 +123,21 @@ def fact_not_reachable(context: LintContext) -> Iterator[Finding]:
 def threads_against_cores(
     context: LintContext, setup: Setup, hardware: HardwareFacts, stack: StackFacts
 ) -> Iterator[Finding]:
-    """OMP_NUM_THREADS sets more threads than there are cores, or leaves all cores but one idle.
+    """OMP_NUM_THREADS sets more threads than there are cores, or leaves all but one core idle.
 
     ## What it does
-    Multiplies `OMP_NUM_THREADS` by the processes on this machine. Flags more than the cores, and a single thread where
+    Multiplies `OMP_NUM_THREADS` by the processes on this machine. Flags more threads than cores, and a single thread if
     a model of over 20 million parameters is trained on a CPU with at least four cores.
 
     ## Why it is bad
-    Too many threads wait for each other and for the caches. Too few leave the machine idle: on a CPU, training speed
-    depends on the threads.
+    Too many threads compete for cores and caches. Too few leave the machine idle: on a CPU, training speed depends on
+    the number of threads.
 
     ## Example
     `OMP_NUM_THREADS=32` in a profile script, and eight processes on 32 cores.
 
     ## Fix
-    `export OMP_NUM_THREADS=` cores divided by processes.
+    Set `OMP_NUM_THREADS` to the number of cores divided by the number of processes.
 
     ## Evidence
     pytorch/pytorch#22260: on a machine with many GPUs, speed fell beyond four processes until the variable was set.
@@ -152,7 +152,7 @@ def threads_against_cores(
         product = f"{processes} processes × {threads} threads" if processes > 1 else f"{threads} threads"
         message = f"OMP_NUM_THREADS={threads}: {product} on {cores} cores"
     elif threads * processes == 1 and hardware.kind == "cpu" and cores >= MANY_CORES and is_large:
-        message = f"OMP_NUM_THREADS=1: one of {cores} cores would train"
+        message = f"OMP_NUM_THREADS=1: only one of {cores} cores would be used"
     else:
         return
     yield Finding(message=message, help=f"export OMP_NUM_THREADS={max(1, cores // processes)}")
@@ -166,22 +166,21 @@ def _processes_here(setup: Setup) -> int:
 
 @rule("ENV005", "nccl-settings-left-on", severity="warning")
 def nccl_settings_left_on(setup: Setup, hardware: HardwareFacts, stack: StackFacts) -> Iterator[Finding]:
-    """A variable keeps the GPUs of this run from communicating fast, or at all.
+    """An environment variable slows the GPUs' communication down or prevents it.
 
     ## What it does
     Looks, in a run on several GPUs, for `NCCL_P2P_DISABLE=1` (not with RTX 40 cards, which need it),
     `NCCL_IB_DISABLE=1` over several machines with InfiniBand, and for the loopback interface over several machines.
 
     ## Why it is bad
-    The first two send gradients through the processor's memory or over TCP: the run works, several times slower. The
-    third makes each machine wait for the others at its own address until the timeout.
+    The first two send gradients through host memory or over TCP: the run works, but several times slower. With the
+    third, each machine waits for the others at its own address until the timeout.
 
     ## Example
     `export NCCL_P2P_DISABLE=1`, once set to get past a hang on another machine.
 
     ## Fix
-    Unset the variable. Where it hides a hang, look for the cause: a container without enough /dev/shm, or ACS in the
-    BIOS.
+    Unset the variable. If the run then hangs, find the cause: too little /dev/shm in a container, or ACS in the BIOS.
 
     ## Evidence
     NVIDIA/nccl#286: "lo is loopback so you won't be able to use it between two nodes". accelerate sets the first two
@@ -193,12 +192,12 @@ def nccl_settings_left_on(setup: Setup, hardware: HardwareFacts, stack: StackFac
         return
     variables, on_gpu = stack.variables, hardware.kind == "cuda"
     if variables.get("NCCL_P2P_DISABLE") == "1" and on_gpu and NO_P2P not in hardware.name:
-        yield _unset("NCCL_P2P_DISABLE=1: the GPUs of one machine exchange data through its RAM")
+        yield _unset("NCCL_P2P_DISABLE=1: the GPUs of one machine exchange data through host memory")
     if variables.get("NCCL_IB_DISABLE") == "1" and machines > 1 and stack.infiniband and on_gpu:
-        yield _unset(f"NCCL_IB_DISABLE=1: {machines} machines talk over TCP, and this one has InfiniBand")
+        yield _unset(f"NCCL_IB_DISABLE=1: {machines} machines communicate over TCP, although this one has InfiniBand")
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if variables.get(name, "").lstrip("=") == "lo" and machines > 1:
-            yield _unset(f"{name}={variables[name]}: {machines} machines cannot meet on the loopback interface")
+            yield _unset(f"{name}={variables[name]}: {machines} machines cannot connect over the loopback interface")
 
 
 def _unset(message: str) -> Finding:
@@ -207,21 +206,21 @@ def _unset(message: str) -> Finding:
 
 @rule("ENV006", "debugging-switch-left-on", severity="warning")
 def debugging_switch_left_on(setup: Setup, hardware: HardwareFacts, stack: StackFacts) -> Iterator[Finding]:
-    """A debugging variable is set, and slows the run down.
+    """A debugging variable is set that slows the run down.
 
     ## What it does
-    Looks, in a run on a GPU, for `CUDA_LAUNCH_BLOCKING=1` and `PYTORCH_NO_CUDA_MEMORY_CACHING=1`; in one of several
+    Looks, in a run on a GPU, for `CUDA_LAUNCH_BLOCKING=1` and `PYTORCH_NO_CUDA_MEMORY_CACHING=1`; in runs with several
     processes also for `NCCL_DEBUG=TRACE`, `TORCH_DISTRIBUTED_DEBUG=DETAIL` and blocking waits.
 
     ## Why it is bad
-    The processor waits for the GPU after each kernel, or the log grows by gigabytes. The result is right, so it
-    goes unnoticed.
+    The CPU waits for the GPU after each kernel, or the log grows by gigabytes. The results are correct, so it goes
+    unnoticed.
 
     ## Example
     `CUDA_LAUNCH_BLOCKING=1` in a job script since the last device-side assert.
 
     ## Fix
-    Unset the variable, and set it again for a run of ten steps when it is needed.
+    Unset the variable; when you need it, set it for a run of ten steps.
 
     ## Evidence
     https://discuss.pytorch.org/t/cuda-launch-blocking-1-reduces-the-training-speed/160924; pytorch/pytorch#50820 on
@@ -238,7 +237,7 @@ def debugging_switch_left_on(setup: Setup, hardware: HardwareFacts, stack: Stack
 
 @rule("ENV007", "attention-not-on-this-device", severity="error")
 def attention_not_on_this_device(setup: Setup, hardware: HardwareFacts) -> Iterator[Finding]:
-    """FlashAttention is requested on a device, or in a type, that it does not support.
+    """FlashAttention does not support this device or dtype.
 
     ## What it does
     Compares `speed.attention` with the compute capability (8.0 for version 2, 9.0 for version 3) and with `model.dtype`
@@ -251,7 +250,7 @@ def attention_not_on_this_device(setup: Setup, hardware: HardwareFacts) -> Itera
     `attention: flash_attention_2` on a T4, or with `dtype: float32`.
 
     ## Fix
-    Leave `speed.attention` at auto: packing needs nothing but torch.
+    Set `speed.attention` to auto: packing works with torch's own kernels.
 
     ## Evidence
     Dao-AILab/flash-attention's README: Ampere and later for version 2, Hopper for version 3; fp16 and bf16 only.
@@ -260,14 +259,16 @@ def attention_not_on_this_device(setup: Setup, hardware: HardwareFacts) -> Itera
     if setup.tool != "surefit" or oldest is None:
         return
     if (hardware.compute_capability or (0, 0)) < oldest:
-        problem = f"{setup.attention} needs a GPU of compute capability {oldest[0]}.{oldest[1]}, not {hardware.name}"
+        problem = (
+            f"{setup.attention} needs a GPU of compute capability {oldest[0]}.{oldest[1]} or newer, not {hardware.name}"
+        )
     elif setup.dtype is not None and setup.dtype not in KERNEL_DTYPES:
-        problem = f"{setup.attention} computes in {' or '.join(KERNEL_DTYPES)}, not in {setup.dtype}"
+        problem = f"{setup.attention} supports {' and '.join(KERNEL_DTYPES)}, not {setup.dtype}"
     else:
         return
     yield Finding(
         field="attention",
         message=problem,
-        help="leave speed.attention at auto",
+        help="set speed.attention to auto",
         fix=ConfigFix("speed.attention", "auto"),
     )

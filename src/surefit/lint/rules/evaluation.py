@@ -32,22 +32,23 @@ ALWAYS_MEASURED = ("eval_loss", "eval_perplexity")
 
 @rule("EVL001", "sampled-scores", severity="warning")
 def sampled_scores(setup: Setup) -> Iterator[Finding]:
-    """The answers that are scored are sampled at random.
+    """The scored answers are sampled at random.
 
     ## What it does
-    Looks at `do_sample` and `temperature` of the generation that is scored. A temperature beside `do_sample: false`
-    does not count. In SureFit's own config: `evaluate.temperature` with one answer per prompt; with several
+    Looks at `do_sample` and `temperature` of the generation that is scored. A temperature with `do_sample: false` is
+    ignored. In SureFit's own config: `evaluate.temperature` with one answer per prompt; with several
     `evaluate.samples`, sampling is part of the metric.
 
     ## Why it is bad
-    The same model scores differently each time, by more than two checkpoints usually differ, and lower on average than
-    with greedy answers.
+    The same model gets a different score each time. The difference is larger than the usual one between two
+    checkpoints, and the mean is lower than with greedy decoding.
 
     ## Example
     `temperature: 0.7` for ROUGE.
 
     ## Fix
-    Write `do_sample: false`, or a temperature of 0. If sampling is part of the metric (pass@k), average many draws.
+    Write `do_sample: false`, or a temperature of 0. If sampling is part of the metric (pass@k), average over many
+    samples.
 
     ## Evidence
     A published report on summarizing legal documents compared checkpoints by ROUGE at temperature 0.7.
@@ -60,22 +61,22 @@ def sampled_scores(setup: Setup) -> Iterator[Finding]:
     suffix = f" at temperature {truncate_text(str(setup.temperature))}" if setup.temperature else ""
     yield Finding(
         field="do_sample" if setup.do_sample else "temperature",
-        message=f"the scored answers are drawn at random{suffix}: the same model scores differently each time",
+        message=f"the scored answers are sampled at random{suffix}: the same model gets a different score each time",
         help="write do_sample: false" if setup.do_sample else "write a temperature of 0",
     )
 
 
 @rule("EVL002", "answers-longer-than-limit", severity="warning")
 def answers_longer_than_limit(config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
-    """The right answers are longer than the model may write when it is scored.
+    """The gold answers are longer than `evaluate.max_new_tokens`.
 
     ## What it does
     If the held-out rows are a share of the training rows, compares the characters of their answers with
-    `evaluate.max_new_tokens`. A token counts as eight characters, more than any vocabulary reaches on ordinary text, so
-    every reported answer is certainly too long; others may be, too. It fires from one row in twenty.
+    `evaluate.max_new_tokens`. It assumes eight characters per token, more than any vocabulary reaches on ordinary text,
+    so every reported answer is certainly too long; others may be too. It fires from one row in twenty.
 
     ## Why it is bad
-    The answer is cut off, counted as truncated and scored as wrong, however good the model is.
+    The answer is truncated and scored as wrong, however good the model is.
 
     ## Example
     Summaries of 6,000 characters with `max_new_tokens: 256`.
@@ -85,7 +86,7 @@ def answers_longer_than_limit(config: Config, dataset: DatasetFacts) -> Iterator
 
     ## Evidence
     EleutherAI/lm-evaluation-harness#2798: the default of 256 tokens is far too short for several of its tasks, and the
-    scores look like those of a weak model.
+    scores look as if the model were weak.
     """
     limit = config.evaluate.max_new_tokens
     if not config.data.share or not dataset.target_lengths:
@@ -106,8 +107,8 @@ def scored_on_training_rows(config: Config) -> Iterator[Finding]:
     """The held-out rows are among the training rows.
 
     ## What it does
-    Looks for a `data.eval` file that is in the directory of `data.train`, and for the same hub data set and split in
-    both. (Two local files with the same content raise an error when they are read: DAT001.)
+    Looks for a `data.eval` file in the directory of `data.train`, and for the same hub data set and split in both. (Two
+    local files with the same content raise an error when they are read: DAT001.)
 
     ## Why it is bad
     The model has seen the answers. Scores, the held-out loss and the gate measure memorization.
@@ -121,7 +122,7 @@ def scored_on_training_rows(config: Config) -> Iterator[Finding]:
 
     ## Evidence
     A test shows that SureFit's own loader reads such a file as training rows. Kapoor & Narayanan 2023 (arXiv
-    2207.07048) collected published results from 17 fields that leakage had inflated.
+    2207.07048) collected published results from 17 fields that leakage inflated.
     """
     train, held_out = config.data.train, config.data.eval
     if not isinstance(held_out, str):
@@ -130,7 +131,7 @@ def scored_on_training_rows(config: Config) -> Iterator[Finding]:
         if _holds(os.path.expanduser(train), os.path.expanduser(held_out)):
             yield Finding(
                 field="data.eval",
-                message=f"{held_out} is in {train}, and every data file of that directory is trained on",
+                message=f"{held_out} is in {train}, and every data file in that directory is used for training",
                 help="move it out of the directory, or name the training file in data.train",
             )
     elif "/" in held_out and not held_out.startswith("surefit/") and not os.path.exists(os.path.expanduser(held_out)):
@@ -155,26 +156,26 @@ def _hub_set(name: str, split: str) -> tuple[str, str]:
 
 @rule("EVL004", "gate-on-a-handful", severity="warning")
 def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]:
-    """The gate decides on too few rows.
+    """The gate has too few rows to decide on.
 
     ## What it does
-    With a gate, looks for an `evaluate.max_examples` or a file in `data.eval` of fewer than 10 rows; with
-    `not_worse_than`, of fewer than could rule out a loss of `margin` if both models scored the same on every row. (A
-    share that holds out too few: DAT006.)
+    With a gate, looks for an `evaluate.max_examples` or a file in `data.eval` with fewer than 10 rows; with
+    `not_worse_than`, with fewer than could rule out a loss of `margin` if both models scored the same on every row. (If
+    a share holds out too few rows, see DAT006.)
 
     ## Why it is bad
-    One row is more than ten points, and the 95 % interval covers nearly everything: unless the tuned model is far
-    better, the gate cannot tell, and `surefit evaluate` ends with exit code 5.
+    One row changes the score by more than ten points, and the 95 % interval is very wide: unless the tuned model is far
+    better, the gate cannot decide, and `surefit evaluate` ends with exit code 5.
 
     ## Example
-    `max_examples: 5` from a first try, kept in a config whose exit code a pipeline relies on.
+    `max_examples: 5`, left over from a first try in a config that a pipeline uses.
 
     ## Fix
-    Remove `max_examples`, or score some hundred rows.
+    Remove `max_examples`, or score a few hundred rows.
 
     ## Evidence
-    The binomial interval: 6 of 9 correct is anything from 30 % to 93 %. The paired interval of n rows that all tie is
-    ± 1.96 √2 / (n + 2) (Bonett & Price 2012): 54 rows for the default margin of 0.05.
+    The binomial interval: 6 of 9 correct means anything from 30 % to 93 %. The paired interval of n rows that all tie
+    is ± 1.96 √2 / (n + 2) (Bonett & Price 2012): 54 rows for the default margin of 0.05.
     """
     rows, gate, field = config.evaluate.max_examples, config.evaluate.gate, "evaluate.max_examples"
     rows_in_file = context.scored.held_out.prompts if context.scored and isinstance(config.data.eval, str) else None
@@ -186,26 +187,27 @@ def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]
     rows_for_ties = z * math.sqrt(2) / max(gate.margin, 1e-9) - 2
     ties = math.ceil(rows_for_ties) if gate.not_worse_than and gate.margin else 0
     if rows < max(SMALL_EVALUATION, ties):
-        suffix = f"; with fewer than {ties}, not even ties on every row rule out a loss of {100 * gate.margin:g} points"
+        suffix = f"; with fewer than {ties} rows, all ties cannot rule out a loss of {100 * gate.margin:g} points"
         yield Finding(
             field=field,
-            message=f"the gate decides on {plural(rows, 'row')}, where one row is {100 / rows:.2g} points"
+            message=f"the gate decides on {plural(rows, 'row')}, and each is worth {100 / rows:.2g} points"
             + (suffix if ties else ""),
-            help=("name a file of" if field == "data.eval" else "remove max_examples, or score") + " some hundred rows",
+            help=("name a file of" if field == "data.eval" else "remove max_examples, or score")
+            + " a few hundred rows",
         )
 
 
 @rule("EVL005", "best-metric-never-measured", severity="error")
 def best_metric_never_measured(config: Config, setup: Setup) -> Iterator[Finding]:
-    """The best checkpoint is to be chosen by a metric that is not measured during training.
+    """The best checkpoint is chosen by a metric that is not measured during training.
 
     ## What it does
-    Looks for a `checkpoint.metric_for_best_model` other than `eval_loss` and `eval_perplexity` where
+    Looks for a `checkpoint.metric_for_best_model` other than `eval_loss` and `eval_perplexity` while
     `evaluate.in_training` is off.
 
     ## Why it is bad
-    Metrics of the task need generated answers. Without them no checkpoint has a score, so none is the best, and early
-    stopping never stops the run.
+    Task metrics need generated answers. Without them no checkpoint has a score, so none is the best, and early stopping
+    never stops the run.
 
     ## Example
     `metric_for_best_model: exact_match` without `in_training: true`.
@@ -214,39 +216,39 @@ def best_metric_never_measured(config: Config, setup: Setup) -> Iterator[Finding
     Write `evaluate.in_training: true`, or `metric_for_best_model: eval_loss`, which costs nothing extra.
 
     ## Evidence
-    Reasoned from the design: only the held-out loss is measured at a checkpoint unless answers are generated.
-    transformers stops at such a config only at the first checkpoint, with "The `metric_for_best_model` training
-    argument is set to …, which is not found in the evaluation metrics".
+    By design: only the held-out loss is measured at a checkpoint unless answers are generated. transformers stops at
+    such a config only at the first checkpoint, with "The `metric_for_best_model` training argument is set to …, which
+    is not found in the evaluation metrics".
     """
     metric = config.checkpoint.metric_for_best_model
     if setup.tool == "surefit" and metric not in (None, *ALWAYS_MEASURED) and not config.evaluate.in_training:
         yield Finding(
             field="checkpoint.metric_for_best_model",
-            message=f"the best checkpoint is to be chosen by {metric}, which is not measured during training",
+            message=f"the best checkpoint is chosen by {metric}, which is not measured during training",
             help="write evaluate.in_training: true, or metric_for_best_model: eval_loss",
         )
 
 
 @rule("EVL006", "more-answers-than-examples", severity="info")
 def more_answers_than_examples(config: Config, resolved: ResolvedConfig, dataset: DatasetFacts) -> Iterator[Finding]:
-    """With `evaluate.in_training`, more answers are generated than examples are trained on.
+    """With `evaluate.in_training`, the run generates more answers than it trains on examples.
 
     ## What it does
-    Where the held-out rows are a share of the training rows, multiplies them (at most `evaluate.max_examples`) by the
-    checkpoints of the run, and compares that with the examples the run trains on.
+    If the held-out rows are a share of the training rows, multiplies them (at most `evaluate.max_examples`) by the
+    checkpoints of the run, and compares the product with the examples that the run trains on.
 
     ## Why it is bad
-    Answers are generated token by token: an answer takes far longer than learning from an example of its length. The
-    run spends most of its time on generating them.
+    Answers are generated token by token: an answer takes far longer than a training step on an example of its length.
+    The run spends most of its time generating.
 
     ## Example
     2,000 rows, `eval: 0.2` and `in_training: true` with a checkpoint every 4 of 100 steps: 10,000 answers.
 
     ## Fix
-    Set `evaluate.max_examples`, fewer checkpoints, or score after training (`surefit evaluate`).
+    Set `evaluate.max_examples`, write fewer checkpoints, or score after training (`surefit evaluate`).
 
     ## Evidence
-    LLaMA-Factory's author advises against generating while training for this reason (hiyouga/LlamaFactory#1110).
+    LLaMA-Factory's author advises against generating during training for this reason (hiyouga/LlamaFactory#1110).
     """
     total, save_steps = resolved.total_steps, resolved.config.checkpoint.save_steps
     share = config.data.share
@@ -257,8 +259,8 @@ def more_answers_than_examples(config: Config, resolved: ResolvedConfig, dataset
     if answers > examples:
         yield Finding(
             field="evaluate.in_training",
-            message=f"about {answers:,} answers are written while training, at {-(-total // save_steps):,} "
-            f"checkpoints, and {examples:,} examples are learnt",
+            message=f"training generates about {answers:,} answers at {-(-total // save_steps):,} "
+            f"checkpoints, and trains on {examples:,} examples",
             help="set evaluate.max_examples, or a larger checkpoint.save_steps",
         )
 
@@ -268,13 +270,13 @@ def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
     """The config names a metric that the recipe does not have.
 
     ## What it does
-    Compares `evaluate.gate.metric` and, where answers are scored while training, `checkpoint.metric_for_best_model`
-    with the names that the recipe's scores can have. A pass@k needs as many `evaluate.samples`. Recipes of other
-    packages that do not list their metrics are skipped.
+    Compares `evaluate.gate.metric` and, with `evaluate.in_training`, `checkpoint.metric_for_best_model` with the
+    recipe's metrics. pass@k needs at least k `evaluate.samples`. Recipes of other packages that do not list their
+    metrics are skipped.
 
     ## Why it is bad
-    The name is looked up only when there are scores: the gate's after training, merging and all answers to the first
-    set, the best checkpoint's after the first measurement. Then the run stops.
+    The name is looked up only when there are scores: the gate's after training, merging and scoring the first set, the
+    best checkpoint's after the first measurement. Then the run stops.
 
     ## Example
     `gate: {metric: exact_macht, min: 0.6}`.
@@ -283,8 +285,8 @@ def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
     Write one of the names that the finding lists; without `metric` the gate uses the recipe's primary metric.
 
     ## Evidence
-    SureFit's own `evaluate` used to stop this late. transformers finds such a name at the first checkpoint;
-    huggingface/transformers#31450 improved its message, because the names of metrics are not obvious.
+    SureFit's own `evaluate` used to stop this late. transformers reports such a name at the first checkpoint;
+    huggingface/transformers#31450 improved the message, because metric names are not obvious.
     """
     gate = config.evaluate.gate
     metric_by_field = {"evaluate.gate.metric": gate.metric if gate else None}
@@ -304,7 +306,7 @@ def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
         elif k != name and k.isdecimal() and int(k) > samples:
             yield Finding(
                 field=field,
-                message=f"{name} takes {k} answers to each prompt, and evaluate.samples is {samples}",
+                message=f"{name} needs {k} answers per prompt, but evaluate.samples is {samples}",
                 help=f"set evaluate.samples: {k} with a temperature, or name another metric",
             )
 
@@ -313,28 +315,28 @@ def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
 def scoring_outlasts_training(
     resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, scored: EvalPromptFacts
 ) -> Iterator[Finding]:
-    """With `evaluate.in_training`, answering at the checkpoints may take longer than training.
+    """With `evaluate.in_training`, generating answers may take longer than training.
 
     ## What it does
-    On a GPU whose data sheet is known, compares the time of answering the held-out prompts with
-    `evaluate.max_new_tokens` tokens each at every checkpoint with the time of training. Training rows are assumed to be
-    as long as held-out ones, and, without a tokenizer on this machine, a token to have four bytes. The formula and a
+    On a GPU whose data sheet is known, estimates the time of generating `evaluate.max_new_tokens` tokens for every
+    held-out prompt at every checkpoint, and compares it with the training time. It assumes that training rows are as
+    long as held-out rows and, without a tokenizer on this machine, that a token has four bytes. The formula and a
     worked example are in `facts/answering_time.py`. For other devices, see `surefit plan`.
 
     ## Why it is bad
-    Every token of an answer reads all weights and the whole KV cache once more. Meanwhile the GPU computes at a small
-    share of its speed, and the run takes more than twice as long.
+    Every generated token reads all weights and the whole KV cache. The GPU reaches only a small share of its compute
+    speed, and the run takes more than twice as long.
 
     ## Example
     1,000 held-out prompts with answers of up to 1,024 tokens at 20 checkpoints of a run of 200 steps.
 
     ## Fix
-    A smaller `evaluate.max_examples` or `max_new_tokens`, a larger `checkpoint.save_steps`; or score afterwards
-    (`surefit evaluate --all-checkpoints`).
+    Lower `evaluate.max_examples` or `max_new_tokens`, raise `checkpoint.save_steps`, or score after training (`surefit
+    evaluate --all-checkpoints`).
 
     ## Evidence
-    Pope et al. 2022 (arXiv 2211.05102): decoding is bound by memory. LLaMA-Factory's author advises against generating
-    while training for this reason (hiyouga/LlamaFactory#1110).
+    Pope et al. 2022 (arXiv 2211.05102): decoding is memory-bound. LLaMA-Factory's author advises against generating
+    during training for this reason (hiyouga/LlamaFactory#1110).
     """
     config, gpu = resolved.config, find_gpu(hardware.name) if hardware.kind == "cuda" else None
     if not config.evaluate.in_training or gpu is None or scored.ranked:
@@ -345,33 +347,34 @@ def scoring_outlasts_training(
     yield Finding(
         field="evaluate.in_training",
         message=f"answers of up to {config.evaluate.max_new_tokens:,} tokens to {scored.held_out.prompts:,} prompts at "
-        f"{plural(estimate[0], 'checkpoint')} take up to {estimate[1]:.1f} times as long as training on "
+        f"{plural(estimate[0], 'checkpoint')} take up to {estimate[1]:.1f} times the training time on "
         f"{hardware.name}",
-        help="lower evaluate.max_examples or max_new_tokens, raise checkpoint.save_steps, or score afterwards: "
+        help="lower evaluate.max_examples or max_new_tokens, raise checkpoint.save_steps, or score after training: "
         "surefit evaluate --all-checkpoints",
     )
 
 
 @rule("EVL009", "scored-set-without-answers", severity="error")
 def scored_set_without_answers(config: Config, scored: EvalPromptFacts) -> Iterator[Finding]:
-    """Scores are requested for a set in which no row has an answer to compare with.
+    """Scores are requested for a set without gold answers.
 
     ## What it does
-    Looks at a sample of each set that is scored. Plain text, tokens, and conversations that end with a question or with
-    a bare tool call have no gold answer. It fires where `evaluate.gate` or `evaluate.in_training` needs scores, or
-    where another set has answers.
+    Looks at a sample of each evaluation set. Plain text, tokens, and conversations that end with a question or with a
+    bare tool call have no gold answer. It fires if `evaluate.gate` or `evaluate.in_training` needs scores, or if
+    another set has answers.
 
     ## Why it is bad
-    `surefit evaluate` stops at such a set once the model is trained and merged; scoring in training stops before it.
+    `surefit evaluate` stops at such a set, after training and merging; scoring during training stops before training.
 
     ## Example
     `data.eval: notes.txt` with `gate: {min: 0.6}`.
 
     ## Fix
-    Name a set with prompts and answers, or take the gate out.
+    Name a set with prompts and answers, or remove the gate.
 
     ## Evidence
-    SureFit's own `run` on plain text with a gate: training and merge ended, evaluation stopped at the first row.
+    SureFit's own `run` on plain text with a gate trained and merged, and then stopped at the first row of the
+    evaluation.
     """
     scoring_settings = {"evaluate.gate": config.evaluate.gate, "evaluate.in_training": config.evaluate.in_training}
     setting = next((key for key, value in scoring_settings.items() if value), None)
@@ -381,64 +384,64 @@ def scored_set_without_answers(config: Config, scored: EvalPromptFacts) -> Itera
         if prompt_set.has_no_answer:
             yield Finding(
                 field=_key_of(prompt_set),
-                message=f"none of {prompt_set.looked_at:,} rows looked at has an answer to compare with"
+                message=f"none of the {prompt_set.looked_at:,} sampled rows has a gold answer"
                 + (f", and {setting} needs scores" if setting else ""),
-                help="name a set with prompts and answers" + (f", or leave {setting} out" if setting else ""),
+                help="name a set with prompts and answers" + (f", or remove {setting}" if setting else ""),
             )
 
 
 @rule("EVL010", "rows-not-scored", severity="info")
 def rows_not_scored(config: Config, scored: EvalPromptFacts) -> Iterator[Finding]:
-    """Rows of the scored sets have no answer to compare with, and are left out of the scores.
+    """Rows of the evaluation sets have no gold answer and are not scored.
 
     ## What it does
     Counts them in a sample of each set: plain text, tokens, and conversations that end with a question or with a bare
     tool call.
 
     ## Why it is bad
-    It need not be: the loss on these rows is measured at every checkpoint. But only the other rows are scored. Where no
-    row of any set has an answer, `surefit run` leaves out the stage `evaluate`, and says so.
+    It may be fine: the loss on these rows is measured at every checkpoint. But only the other rows are scored. If no
+    row of any set has an answer, `surefit run` skips the stage `evaluate`, and says so.
 
     ## Example
     Continued pretraining on a directory of text with `data.eval: 0.01`.
 
     ## Fix
-    Nothing, or a set of rows with prompts and answers.
+    None is needed for the loss; for scores, name a set of rows with prompts and answers.
 
     ## Evidence
-    Before this rule, the first such row stopped `surefit evaluate`, after training and merging.
+    Before this rule existed, the first such row stopped `surefit evaluate`, after training and merging.
     """
     scores_needed = config.evaluate.gate or config.evaluate.in_training
     for prompt_set in scored.sets:
         if prompt_set.has_no_answer and scored.nothing_to_score and not scores_needed:
-            message = "no row that was looked at has an answer to compare with: only the loss on them is measured"
+            message = "no sampled row has a gold answer: only the loss is measured"
         elif prompt_set.unanswered and not prompt_set.has_no_answer:
-            counts = f"{prompt_set.unanswered:,} of {prompt_set.looked_at:,} rows looked at"
-            message = f"{counts} have no answer to compare with: they are not scored"
+            counts = f"{prompt_set.unanswered:,} of {prompt_set.looked_at:,} sampled rows"
+            message = f"{counts} have no gold answer and are not scored"
         else:
             continue
         yield Finding(
-            field=_key_of(prompt_set), message=message, help="for scores, name rows with a prompt and an answer"
+            field=_key_of(prompt_set), message=message, help="to get scores, name rows with a prompt and an answer"
         )
 
 
 @rule("EVL031", "nothing-held-out", severity="info")
 def no_held_out_rows(context: LintContext, config: Config) -> Iterator[Finding]:
-    """All rows are trained on, and none is held out.
+    """All rows are used for training, and none is held out.
 
     ## What it does
     Looks for `data.eval: 0` (or `null`), in SureFit's own config.
 
     ## Why it is bad
-    It need not be: every row is learnt. But no held-out loss is measured while training, so nothing shows that the
-    model begins to memorize, no checkpoint can be called the best, and no score says whether training helped. Sets in
-    `evaluate.extra_sets` are scored all the same. The merge is compared with base and adapter on training rows.
+    It may be intended. But no held-out loss is measured during training, so nothing shows when the model begins to
+    memorize, no checkpoint can be selected as the best, and no score shows whether training helped. Sets in
+    `evaluate.extra_sets` are still scored. The merged model is compared with base and adapter on training rows.
 
     ## Example
-    `eval: 0` in a config that `surefit import` made of one with `val_set_size: 0`.
+    `eval: 0` in a config that `surefit import` converted from one with `val_set_size: 0`.
 
     ## Fix
-    Nothing, if it is meant; otherwise a share such as `eval: 0.02`, or a file of rows.
+    None, if that is intended; otherwise set a share such as `eval: 0.02`, or a file of rows.
 
     ## Evidence
     Axolotl, LLaMA-Factory, TRL and ms-swift hold nothing out by default.
@@ -449,38 +452,38 @@ def no_held_out_rows(context: LintContext, config: Config) -> Iterator[Finding]:
         return  # EVL032 reports it
     extra_sets = config.evaluate.extra_sets
     scores_text = (
-        f"only {', '.join(extra_sets)} will be scored" if extra_sets else "no score will say whether training helped"
+        f"only {', '.join(extra_sets)} will be scored" if extra_sets else "no score will show whether training helped"
     )
     yield Finding(
         field="data.eval",
-        message=f"all rows are trained on and none is held out: no held-out loss is measured, and {scores_text}",
-        help="nothing, if that is meant; otherwise set data.eval to a share such as 0.02, or to a file of rows",
+        message=f"no rows are held out: no held-out loss is measured, and {scores_text}",
+        help="fine if intended; otherwise set data.eval to a share such as 0.02, or to a file of rows",
     )
     if config.train.eval_steps is not None:
         yield Finding(
             field="train.eval_steps",
-            message=f"there is no held-out loss to measure every {plural(config.train.eval_steps, 'step')}",
-            help="leave it out, or hold rows out with data.eval",
+            message=f"there are no held-out rows to measure every {plural(config.train.eval_steps, 'step')}",
+            help="remove it, or hold out rows with data.eval",
         )
 
 
 @rule("EVL032", "held-out-rows-needed", severity="error", suppressible=False)
 def held_out_rows_needed(context: LintContext, config: Config) -> Iterator[Finding]:
-    """A setting needs held-out rows, and nothing is held out.
+    """A setting needs held-out rows, but none are held out.
 
     ## What it does
     With `data.eval: 0`, looks for `checkpoint.metric_for_best_model`, `train.early_stopping_patience`,
     `evaluate.in_training` and `evaluate.gate`.
 
     ## Why it is bad
-    Each of them decides by what is measured on held-out rows. Without any, no checkpoint is the best, the run never
-    stops early, and the gate has nothing to judge.
+    All of them depend on held-out rows. Without any, no checkpoint is the best, the run never stops early, and the gate
+    has no scores.
 
     ## Example
     `eval: 0` with `metric_for_best_model: eval_loss`.
 
     ## Fix
-    Hold rows out (`eval: 0.02`, or a file), or leave the setting out.
+    Hold out rows (`eval: 0.02`, or a file), or remove the setting.
 
     ## Evidence
     transformers' Trainer does not start either: "You have set `args.eval_strategy` to steps but you didn't pass an
@@ -491,8 +494,8 @@ def held_out_rows_needed(context: LintContext, config: Config) -> Iterator[Findi
     for field, purpose in _needing_held_out_rows(config).items():
         yield Finding(
             field=field,
-            message=f"{purpose} held-out rows, and nothing is held out (data.eval is 0)",
-            help=f"set data.eval to a share such as 0.02 or to a file of rows, or leave {field} out",
+            message=f"{purpose} held-out rows, but none are held out (data.eval is 0)",
+            help=f"set data.eval to a share such as 0.02 or to a file of rows, or remove {field}",
         )
 
 
@@ -501,32 +504,32 @@ def _needing_held_out_rows(config: Config) -> dict[str, str]:
     settings: dict[str, tuple[object, str]] = {
         "checkpoint.metric_for_best_model": (
             config.checkpoint.metric_for_best_model,
-            "the best checkpoint is chosen by",
+            "the best checkpoint is chosen on",
         ),
-        "train.early_stopping_patience": (config.train.early_stopping_patience, "the run is stopped by the loss on"),
+        "train.early_stopping_patience": (config.train.early_stopping_patience, "early stopping needs the loss on"),
         "evaluate.in_training": (config.evaluate.in_training, "answers are scored on"),
-        "evaluate.gate": (config.evaluate.gate, "the gate decides by the scores of"),
+        "evaluate.gate": (config.evaluate.gate, "the gate needs scores on"),
     }
     return {field: purpose for field, (value, purpose) in settings.items() if value}
 
 
 @rule("EVL033", "gate-reference-unknown", severity="error")
 def gate_reference_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
-    """The gate compares with a model or a run that does not exist.
+    """The gate refers to a model or a run that does not exist.
 
     ## What it does
-    Compares `evaluate.gate.not_worse_than` with `base`, the recipe's baselines, and what is on this machine: a run
-    directory, or RUN:VARIANT.
+    Checks that `evaluate.gate.not_worse_than` is `base`, one of the recipe's baselines, or a run on this machine (a run
+    directory, or RUN:VARIANT).
 
     ## Why it is bad
-    `surefit evaluate` looks the name up, and stops: after training, and after merging.
+    `surefit evaluate` looks the name up and stops, after training and merging.
 
     ## Example
     `gate: {not_worse_than: bse}`.
 
     ## Fix
-    Write `base`, one of the baselines that the finding lists, or the directory of a run. If that run will exist
-    in time, accept the finding in `lint.ignore`.
+    Write `base`, one of the baselines that the finding lists, or the directory of a run. If that run will exist by
+    then, accept the finding in `lint.ignore`.
 
     ## Evidence
     SureFit's own `evaluate` used to stop this late.
@@ -540,9 +543,9 @@ def gate_reference_unknown(context: LintContext, config: Config) -> Iterator[Fin
         return
     yield Finding(
         field="evaluate.gate.not_worse_than",
-        message=f"{reference!r} is neither {' nor '.join(names)}, nor a run directory that is there"
+        message=f"{reference!r} is neither {' nor '.join(names)} nor an existing run directory"
         f"{did_you_mean(reference, names)}",
-        help=f"write {' or '.join(names)}, or the directory of a run that is scored on the same rows",
+        help=f"write {' or '.join(names)}, or the directory of a run that was scored on the same rows",
     )
 
 
@@ -552,24 +555,24 @@ LOOSE_MARGIN = 0.5
 
 @rule("EVL034", "gate-decides-nothing", severity="warning")
 def gate_decides_nothing(config: Config) -> Iterator[Finding]:
-    """The gate accepts every model, or nearly every one.
+    """The gate accepts nearly every model.
 
     ## What it does
-    Looks for `not_worse_than` with a `margin` of 0.5 or more; and for a `min` that is not above `margin`: the interval
-    must not reach below `min` - `margin`, and no score is below 0. (A gate with neither condition: CFG002.)
+    Looks for `not_worse_than` with a `margin` of 0.5 or more, and for a `min` that is not above `margin`: the interval
+    must not reach below `min` - `margin`, and no score is below 0. (For a gate with neither condition, see CFG002.)
 
     ## Why it is bad
-    The exit code of `surefit evaluate` means nothing, although a pipeline may rely on it: a margin of 1 is a loss of
-    100 points, and with a `min` of 0.03 under the default margin of 0.05 one right answer of thirty rows passes.
+    The exit code of `surefit evaluate` means nothing, although a pipeline may rely on it: a margin of 1 allows a loss
+    of 100 points, and with a `min` of 0.03 and the default margin of 0.05, one right answer in thirty rows passes.
 
     ## Example
     `gate: {not_worse_than: base, margin: 1}`.
 
     ## Fix
-    A margin of some points (0.05 is the default), and below `min`.
+    Set a margin of a few points (0.05 is the default) that is below `min`.
 
     ## Evidence
-    The arithmetic of `evaluate.gate`: see the reference of `margin`.
+    The arithmetic of `evaluate.gate`: see `margin` in the reference.
     """
     gate = config.evaluate.gate
     if gate is None:
@@ -578,13 +581,13 @@ def gate_decides_nothing(config: Config) -> Iterator[Finding]:
         yield Finding(
             field="evaluate.gate.margin",
             message=f"a margin of {gate.margin:g} accepts a loss of {100 * gate.margin:g} points",
-            help="write the largest loss that is acceptable, such as 0.05",
+            help="write the largest acceptable loss, such as 0.05",
         )
     if gate.min is not None and gate.min <= gate.margin:
         yield Finding(
             field="evaluate.gate.min",
-            message=f"a min of {gate.min:g} is not above the margin of {gate.margin:g}: any number of rows passes that "
-            "reaches it, by chance too",
+            message=f"a min of {gate.min:g} is not above the margin of {gate.margin:g}: a score that reaches it "
+            "by chance passes with any number of rows",
             help="write a higher min, or a smaller evaluate.gate.margin",
         )
 

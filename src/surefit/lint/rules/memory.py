@@ -36,11 +36,12 @@ SMALL_SHARE = 0.05
 
 @rule("MEM001", "does-not-fit", severity="error")
 def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
-    """Weights, gradients and optimizer alone are larger than the memory.
+    """Weights, gradients and optimizer state alone exceed the memory.
 
     ## What it does
-    Adds up what every optimizer step holds, whatever the data: the weights, the LoRA factors, the gradients, AdamW's
-    two float32 moments and its float32 masters. Activations are left to MEM002, so passing this rule proves nothing.
+    Adds up the memory of every optimizer step that does not depend on the data: the weights, the LoRA factors, the
+    gradients, AdamW's two float32 moments and its float32 masters. MEM002 adds the activations, so passing this rule
+    does not mean that the run fits.
 
     ## Why it is bad
     The run cannot start, and fails only after minutes of downloading and loading.
@@ -49,17 +50,17 @@ def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Hardware
     Full training of Llama-3.1-8B in bfloat16 takes 8.03e9 × (2 + 2 + 8 + 4 + 4) bytes = 149.6 GiB, on a GPU with 79.
 
     ## Fix
-    Train with LoRA, take a smaller model, or a larger GPU.
+    Train with LoRA, or use a smaller model or a larger GPU.
 
     ## Evidence
-    All of five published reports on fine-tuning ran out of memory unexpectedly.
+    The runs of all five published reports on fine-tuning ran out of memory unexpectedly.
     """
     full = resolved.config.train.method == "full"
     yield from _too_large(
         [term for term in memory_terms(resolved, model, hardware.compute_capability) if term.moment not in PER_ROW],
         hardware,
         "train.method" if full else "model.name_or_path",
-        "train with train.method: lora" if full else "take a smaller model or a larger GPU",
+        "set train.method: lora" if full else "use a smaller model or a larger GPU",
     )
 
 
@@ -68,20 +69,20 @@ def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Har
     """The logits and activations of full-length rows do not fit in memory.
 
     ## What it does
-    Adds to MEM001's terms what one micro batch of `max_length` tokens holds: the activations, if the architecture's
+    Adds to MEM001's terms the memory of one micro batch of `max_length` tokens: the activations, if the architecture's
     layers are known (Llama, Mistral, Qwen 2 and 3 and others), and the memory of the loss: a chunk of logits, or
     without `speed.chunked_loss` 12 bytes per token and vocabulary entry. The terms are explained under "The closed
     form" in docs/plan-method.md.
 
     ## Why it is bad
-    The run starts, and dies at the first batch with a long enough row, which may come after hours.
+    The run starts, and runs out of memory at the first batch with a long enough row, which may come after hours.
 
     ## Example
     One row of 262,144 tokens and a vocabulary of 151,936, with `chunked_loss: false`: 445 GiB for the loss alone.
 
     ## Fix
-    Lower `max_length` to what the rows need, or `per_device_train_batch_size`; or recompute the activations
-    (`gradient_checkpointing`); or share the tokens of each example among several devices (`parallel.mode: cp`; if all
+    Lower `max_length` to the length of the rows, or lower `per_device_train_batch_size`; or recompute the activations
+    (`gradient_checkpointing`); or split the tokens of each example across several devices (`parallel.mode: cp`; if all
     weights are trained, fsdp with `parallel.cp`).
 
     ## Evidence
@@ -96,8 +97,8 @@ def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Har
             terms,
             hardware,
             "data.max_length",
-            f"lower data.max_length from {resolved.config.data.max_length:,} to what the rows need"
-            + (f", or compute with less memory: {as_arguments(rung)}" if rung else "")
+            f"lower data.max_length from {resolved.config.data.max_length:,} to the length of the rows"
+            + (f", or save memory with {as_arguments(rung)}" if rung else "")
             + _suggest_context_parallel(resolved, model, hardware),
         )
 
@@ -121,7 +122,7 @@ def _suggest_context_parallel(resolved: ResolvedConfig, model: ModelFacts, hardw
             ):
                 section = ", ".join(f"{key.removeprefix('parallel.')}: {value}" for key, value in settings.items())
                 devices = "" if count == current else f"--gpus {count} with "
-                return f", or share the tokens of each example: {devices}parallel: {{{section}}}"
+                return f", or split the tokens of each example across devices: {devices}parallel: {{{section}}}"
     return ""
 
 
@@ -131,7 +132,7 @@ def _too_large(terms: list[MemoryTerm], hardware: HardwareFacts, field: str, hel
         largest = max(terms, key=lambda term: term.bytes)
         yield Finding(
             field=field,
-            message=f"at least {bytes_text(needed_bytes)} are needed, and {hardware.name} has "
+            message=f"the run needs at least {bytes_text(needed_bytes)}, but {hardware.name} has "
             f"{bytes_text(hardware.memory_bytes)}; the largest part is the {largest.term}, "
             f"{bytes_text(largest.bytes)} ({largest.why})",
             help=help_text,
@@ -148,8 +149,8 @@ def offloaded_weights_cannot_train(setup: Setup) -> Iterator[Finding]:
     is exempt.
 
     ## Why it is bad
-    accelerate's hooks load a layer for its forward pass and then leave an empty tensor on the `meta` device. The
-    backward pass finds that tensor and stops.
+    accelerate's hooks load a layer for its forward pass and then leave an empty tensor on the `meta` device, at which
+    the backward pass stops.
 
     ## Example
     `device_map: auto` with `max_memory: {0: 20GiB, cpu: 60GiB}` for a 7B model on a 24 GB card.
@@ -159,36 +160,36 @@ def offloaded_weights_cannot_train(setup: Setup) -> Iterator[Finding]:
 
     ## Evidence
     A published report on training a 7B parser on one 24 GB card met "expected device meta but got cuda:0" and blamed
-    gradient checkpointing. measured: LoRA on an offloaded Llama fails the same way with checkpointing and without
+    gradient checkpointing. Measured: LoRA on an offloaded Llama fails the same way with and without checkpointing
     (accelerate 1.15, PEFT 0.21, transformers 5.23).
     """
     mapped = setup.device_map is not None or setup.parallel == "device_map"
     if mapped and setup.cpu_offload:
         yield Finding(
             field="cpu_offload",
-            message=f"{setup.name('device_map')} keeps weights off the GPU: the backward pass stops at the first "
-            'of them, "expected device meta"',
+            message=f"{setup.name('device_map')} offloads weights: the backward pass stops at the first of them "
+            'with "expected device meta"',
             help="load the model on the GPU (in 4 bits if it does not fit), or offload with DeepSpeed or FSDP",
         )
 
 
 @rule("MEM004", "eval-batch-does-not-fit", severity="warning")
 def eval_batch_does_not_fit(setup: Setup, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
-    """The held-out rows are evaluated in larger batches than fit in memory.
+    """The evaluation batch does not fit in memory.
 
     ## What it does
     If the evaluation batch is larger than the training batch, adds the logits of full-length rows (one number per token
-    and vocabulary entry) to the stored weights. Skipped where the loss is computed without them: TRL, Liger.
+    and vocabulary entry) to the stored weights. Skipped if the loss is computed without full logits: TRL, Liger.
 
     ## Why it is bad
-    Training runs, and hours later the first evaluation stops it.
+    Training runs for hours, and the first evaluation stops it.
 
     ## Example
     A training batch of 1 with transformers' default evaluation batch of 8, at 32,768 tokens and a vocabulary of
     151,936: 74 GiB of logits in bfloat16.
 
     ## Fix
-    Evaluate with the training batch.
+    Use the training batch size for evaluation.
 
     ## Evidence
     A published report on LLM ranking ran out of memory at its evaluation; so did hiyouga/LlamaFactory#1595.
@@ -203,23 +204,23 @@ def eval_batch_does_not_fit(setup: Setup, model: ModelFacts, hardware: HardwareF
     if hardware.memory_bytes is not None and logits + weights > hardware.memory_bytes:
         yield Finding(
             field="eval_micro_batch",
-            message=f"{batch} rows of {length:,} tokens have {bytes_text(logits)} of logits, and {hardware.name} has "
-            f"{bytes_text(hardware.memory_bytes)}; training takes {micro} at a time",
+            message=f"{batch} rows of {length:,} tokens have {bytes_text(logits)} of logits, but {hardware.name} has "
+            f"{bytes_text(hardware.memory_bytes)}; training uses a batch of {micro}",
             help=f"write {micro}, as in training",
         )
 
 
 @rule("MEM005", "generation-while-training", severity="warning")
 def generation_while_training(setup: Setup) -> Iterator[Finding]:
-    """Text is generated in the training loop.
+    """Answers are generated in the training loop.
 
     ## What it does
     Looks for evaluation by generating: `predict_with_generate`, `eval_table_size` and the like. EVL006 covers the cost
     of SureFit's own `evaluate.in_training`.
 
     ## Why it is bad
-    Keys and values of every answer come on top of what training holds, so memory that is enough for a step is not
-    enough for an evaluation. And a GPU that generates token by token does not train.
+    The KV cache of the answers comes on top of the training memory, so a run whose steps fit can still run out of
+    memory at an evaluation. And while the GPU generates token by token, it does not train.
 
     ## Example
     ROUGE every 200 steps on generated summaries of documents of 200,000 tokens.
@@ -228,14 +229,14 @@ def generation_while_training(setup: Setup) -> Iterator[Finding]:
     Measure the loss during training, and score the checkpoints afterwards, in a separate process.
 
     ## Evidence
-    A published report on summarizing legal documents ran out of memory there, and moved ROUGE to the checkpoints.
-    LLaMA-Factory's author advises against it too (hiyouga/LlamaFactory#1110).
+    A published report on summarizing legal documents ran out of memory there, and its authors then computed ROUGE on
+    saved checkpoints. LLaMA-Factory's author advises against it too (hiyouga/LlamaFactory#1110).
     """
     if setup.generates_in_loop and setup.tool != "surefit":
         yield Finding(
             field="generates_in_loop",
-            message="answers are generated while training holds its memory: keys and values come on top of it",
-            help="measure the loss while training, and score checkpoints afterwards (surefit evaluate)",
+            message="answers are generated during training: their KV cache comes on top of the training memory",
+            help="measure the loss during training, and score checkpoints afterwards (surefit evaluate)",
         )
 
 
@@ -243,29 +244,30 @@ def generation_while_training(setup: Setup) -> Iterator[Finding]:
 def scoring_may_not_fit(
     resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, scored: EvalPromptFacts
 ) -> Iterator[Finding]:
-    """The answers that are to be scored may need more memory than the device has.
+    """Generating the scored answers may need more memory than the device has.
 
     ## What it does
-    Adds up the most memory that a batch of answers needs (`facts/generation.py`): weights, keys and values of the
-    longest prompt and answer, and the largest temporary beside them, which is all logits of attention if the GPU has no
-    kernel that avoids them; with `evaluate.in_training`, also on top of the memory that training keeps. The longest
-    prompt is searched in a sample of the held-out rows and of every set of `evaluate.extra_sets`. Its length is its
-    number of bytes, or of tokens if it has more bytes than `data.max_length` and the tokenizer is on this machine. For
-    sets on the hub, prompts are assumed to have `data.max_length` tokens.
+    Adds up the peak memory of a batch of answers (`facts/generation.py`): the weights, the KV cache of the longest
+    prompt and answer, and the largest temporary, which is the full attention matrix if the GPU has no kernel that
+    avoids it; with `evaluate.in_training`, also the memory that training keeps. The longest prompt is taken from a
+    sample of the held-out rows and of every set of `evaluate.extra_sets`. Its length is its number of bytes, or of
+    tokens if it has more bytes than `data.max_length` and the tokenizer is on this machine. For sets on the hub,
+    prompts are assumed to have `data.max_length` tokens.
 
     ## Why it is bad
-    The run trains to its end, or to its first checkpoint, and runs out of memory there.
+    The run trains to the end, or to its first checkpoint, and then runs out of memory.
 
     ## Example
     `in_training: true` with the default batch of 64 prompts of 65,536 tokens: Llama-3.1-8B keeps 128 KiB per token, 512
     GiB.
 
     ## Fix
-    Lower `evaluate.batch_size`; for very long prompts, set `evaluate.prefill_chunk`, too.
+    Lower `evaluate.batch_size`; for very long prompts, also set `evaluate.prefill_chunk`.
 
     ## Evidence
-    A published report on LLM ranking ran out of memory at its evaluation; one on 200,000-token summaries did when it
-    generated in the training loop. Only training drops rows that are longer than `data.max_length`.
+    A published report on LLM ranking ran out of memory at its evaluation; one on summaries of 200,000-token documents,
+    when it generated in the training loop. Evaluation, unlike training, keeps rows that are longer than
+    `data.max_length`.
     """
     if hardware.memory_bytes is None:
         return
@@ -305,37 +307,37 @@ def _too_large_to_answer(
     )
     help_text = f"write {fitting_batch}"
     if held is not None and not fitting_batch:
-        help_text = "leave evaluate.in_training off, and score afterwards: surefit evaluate"
+        help_text = "set evaluate.in_training: false, and score after training: surefit evaluate"
     elif weights > room:
-        help_text = "take a larger GPU or several (hardware.count), or score the adapter alone: --variant adapter"
+        help_text = "use a larger GPU or several (hardware.count), or score the adapter only: --variant adapter"
     elif not fitting_batch:
         help_text = "write 1, with evaluate.prefill_chunk: 2048, or score shorter prompts"
-    training_text = f", beside {bytes_text(training_bytes)} that training keeps" if training_bytes else ""
+    training_text = f", on top of {bytes_text(training_bytes)} for training" if training_bytes else ""
     return Finding(
         field="evaluate.batch_size",
-        message=f"{estimate.rows} prompts of up to {estimate.prompt:,} tokens at a time take up to "
+        message=f"a batch of {estimate.rows} prompts with up to {estimate.prompt:,} tokens needs up to "
         f"{bytes_text(needed_bytes)} (weights {bytes_text(weights)}, KV cache "
-        f"{bytes_text(estimate.cache)}){training_text}, and {hardware.name} has {bytes_text(room)}",
+        f"{bytes_text(estimate.cache)}){training_text}, but {hardware.name} has {bytes_text(room)}",
         help=help_text,
     )
 
 
 @rule("MEM007", "cache-with-checkpointing", severity="info")
 def cache_with_checkpointing(setup: Setup) -> Iterator[Finding]:
-    """The key-value cache is on together with gradient checkpointing, and is switched off again.
+    """`use_cache` is on, but gradient checkpointing switches the KV cache off.
 
     ## What it does
-    Looks for `use_cache: true` beside gradient checkpointing.
+    Looks for `use_cache: true` together with gradient checkpointing.
 
     ## Why it is bad
-    It is not, with the models in transformers: the setting is dropped, with a warning. Models with custom code may keep
-    it, and then the recomputed pass differs from the first.
+    With the models in transformers it is harmless: the setting is ignored, with a warning. Models with custom code may
+    keep the cache, and then the recomputed forward pass differs from the first.
 
     ## Example
     `use_cache: true` from a config for inference.
 
     ## Fix
-    Write `use_cache: false`: training has no use for the cache.
+    Write `use_cache: false`: training does not need the cache.
 
     ## Evidence
     transformers 5.23, `modeling_layers.py`: "Caching is incompatible with gradient checkpointing in …".
@@ -348,9 +350,9 @@ def cache_with_checkpointing(setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("MEM008", "small-moments-quantised", severity="info")
+@rule("MEM008", "small-moments-quantized", severity="info")
 def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
-    """A memory-saving optimizer is used where there is next to nothing to save.
+    """An 8-bit or paged optimizer saves next to no memory here.
 
     ## What it does
     With LoRA and an 8-bit or paged optimizer, compares the memory of AdamW's float32 moments of the factors with the
@@ -358,7 +360,7 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
 
     ## Why it is bad
     It saves a few percent of the memory. In return each moment has only 256 possible values, and every factor is
-    updated by a kernel of its own.
+    updated by a separate kernel.
 
     ## Example
     `optim: adamw_8bit` for LoRA of rank 16 on Llama-3.1-8B: 0.3 GiB of moments beside 15 GiB of weights.
@@ -367,8 +369,8 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
     Write `adamw`. The 8-bit optimizers are for training all weights.
 
     ## Evidence
-    Dettmers et al. 2022 (arXiv 2110.02861) report their savings for full training. The arithmetic: 8 bytes of moments
-    per trained parameter, and LoRA trains about one parameter in a hundred.
+    Dettmers et al. 2022 (arXiv 2110.02861) report their savings for full training. Each trained parameter has 8 bytes
+    of moments, and LoRA trains about one parameter in a hundred.
     """
     if setup.adapter in (None, "full") or setup.optimizer not in BITSANDBYTES or not setup.lora_r:
         return
@@ -380,8 +382,8 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
     if moments < SMALL_SHARE * weights:
         yield Finding(
             field="optimizer",
-            message=f"{setup.name('optimizer')} {setup.optimizer} for LoRA: the moments take at most "
-            f"{bytes_text(moments)} in float32, beside {bytes_text(weights)} of weights",
+            message=f"{setup.name('optimizer')} {setup.optimizer} with LoRA saves little: the moments need at most "
+            f"{bytes_text(moments)} in float32, the weights {bytes_text(weights)}",
             help="write adamw",
             fix=ConfigFix("train.optim", "adamw_torch") if setup.tool == "surefit" else None,
         )

@@ -17,16 +17,16 @@ ABSOLUTE = re.compile(r"[/~\\]|\.{1,2}[/\\]|[A-Za-z]:[/\\]")
 """Beginnings of paths that cannot be hub ids: /, ~, ./, ../, and C:\\ on Windows."""
 
 
-@rule("MRG001", "merge-into-quantised", severity="error")
+@rule("MRG001", "merge-into-quantized", severity="error")
 def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The adapter will be merged into weights that are stored in 4 or 8 bits.
+    """The adapter will be merged into 4-bit or 8-bit weights.
 
     ## What it does
-    Looks at the base that the adapter is merged into, and whether that base is itself stored quantized.
+    Checks whether the adapter is merged into a quantized base, or into one whose files are quantized.
 
     ## Why it is bad
-    The sum of weight and adapter is rounded to the few values the storage has. Most of an adapter's update is smaller
-    than the distance between two of them, so the merged model is not the one that was trained and scored.
+    The sum of weight and update is rounded to one of 16 or 256 values. Most of an adapter's update is smaller than the
+    distance between two of them, so the merged model is not the one that was trained and scored.
 
     ## Example
     LoRA on `load_in_4bit: true`, then `merge_and_unload()` on the same model.
@@ -36,7 +36,7 @@ def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding
 
     ## Evidence
     A published report on distillation saw its ties with the baseline fall from 70 % to 28 % after such a merge.
-    measured: logit error 0.52 in place, 0.027 into the dequantized base (standard deviation of the logits 1.1).
+    Measured: logit error 0.52 in place, 0.027 into the dequantized base (standard deviation of the logits 1.1).
     huggingface/transformers#31293, huggingface/peft#2321.
     """
     if setup.adapter == "full":
@@ -46,13 +46,13 @@ def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding
         field, target = "merge_into", f"the {_bits(setup)} base it was trained on"
     elif setup.merge_into == "original" and stored_as in STORED_QUANTIZED and setup.tool != "surefit":
         # MOD012 reports this in a config of SureFit
-        field, target = "base_model", f"{setup.base_model or 'a base'}, which is itself stored quantised ({stored_as})"
+        field, target = "base_model", f"{setup.base_model or 'a base'}, whose files are quantized ({stored_as})"
     else:
         return
     yield Finding(
         field=field,
-        message=f"the adapter will be merged into {target}: rounding the sum loses most of what was learnt",
-        help="merge into the dequantised base, or serve base and adapter side by side",
+        message=f"the adapter will be merged into {target}: rounding loses most of the update",
+        help="merge into the dequantized base, or serve base and adapter side by side",
     )
 
 
@@ -62,28 +62,28 @@ def _base_quantization(context: LintContext) -> str | None:
 
 
 def _bits(setup: Setup) -> str:
-    return setup.quantization if setup.quantization in FROZEN_STORAGE else "quantised"
+    return setup.quantization if setup.quantization in FROZEN_STORAGE else "quantized"
 
 
 @rule("MRG002", "merge-into-another-base", severity="info")
 def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The adapter is trained on a quantized base and will be merged into the original one.
+    """The adapter is trained on a quantized base, but merged into the original one.
 
     ## What it does
-    Compares the quantization in training with the base of the merge.
+    Compares the quantization during training with the base of the merge.
 
     ## Why it is bad
-    The adapter learnt to correct the quantization's errors too, and the original base has none. The merged model is
-    usually as good, but it is not the model that was trained: its answers have to be scored again.
+    The adapter also learned to correct quantization errors, which the original base does not have. The merged model is
+    usually as good, but it is not the model that was trained: score it again.
 
     ## Example
     QLoRA (`load_in_4bit: true`), merged into the 16-bit weights from the hub.
 
     ## Fix
-    Merge into the dequantized base, or score the merged model as well.
+    Merge into the dequantized base, or also score the merged model.
 
     ## Evidence
-    measured: logit error 0.41 into the original base, 0.027 into the dequantized one (standard deviation of the logits
+    Measured: logit error 0.41 into the original base, 0.027 into the dequantized one (standard deviation of the logits
     1.1), with the same loss on the task.
     """
     if setup.tool == "surefit":  # SureFit measures the difference that its merge makes, and decides by it
@@ -92,32 +92,32 @@ def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Find
     if setup.adapter != "full" and into_original and setup.quantization in FROZEN_STORAGE:
         yield Finding(
             field="merge_into",
-            message=f"the adapter is trained on a base in {setup.quantization} and merged into the original one: "
+            message=f"the adapter is trained on a base in {setup.quantization}, but merged into the original one: "
             "the merged model is not the one that was trained",
-            help="merge into the dequantised base, or score the merged model as well",
+            help="merge into the dequantized base, or also score the merged model",
         )
 
 
-@rule("MRG005", "adapter-of-quantised-files", severity="warning")
+@rule("MRG005", "adapter-of-quantized-files", severity="warning")
 def adapter_of_quantised_files(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """An adapter belongs to a base whose files are quantized.
+    """The adapter's base model has quantized files.
 
     ## What it does
-    For an adapter_config.json, looks at `quantization_config` in the config.json of the base that it names; if that
-    cannot be read, at the ending of the name (`-bnb-4bit`, `-GPTQ`, `-AWQ`).
+    For an adapter_config.json, looks at `quantization_config` in the base's config.json; if that cannot be read, at the
+    suffix of the base's name (`-bnb-4bit`, `-GPTQ`, `-AWQ`).
 
     ## Why it is bad
-    Served on top of that base, the adapter behaves as trained. It can be merged only into another model: the files hold
-    packed blocks, not matrices to add to. `merge_and_unload` rounds the sum to 16 values per block; loading the base in
-    16 bits stops with a size mismatch.
+    Served with that base, the adapter behaves as trained. But it cannot be merged into that base's files, which hold
+    packed blocks, not matrices. `merge_and_unload` rounds the sum to 16 values per block; loading the base in 16 bits
+    stops with a size mismatch.
 
     ## Example
     `"base_model_name_or_path": "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit"`.
 
     ## Fix
-    Serve base and adapter side by side. If the base is in bitsandbytes' NF4, the adapter can be merged into the model
-    that the base was made from: `surefit merge ADAPTER --base ORIGINAL --trained-on nf4` measures what that changes.
-    This assumption does not quite hold for copies that leave some layers in 16 bits (unsloth's "dynamic" ones).
+    Serve the adapter with its base. If the base is in bitsandbytes' NF4, the adapter can be merged into the original
+    model: `surefit merge ADAPTER --base ORIGINAL --trained-on nf4` measures the difference. The measurement is not
+    exact for bases that keep some layers in 16 bits (unsloth's "dynamic" ones).
 
     ## Evidence
     A published distillation project trained on a 4-bit base and merged: ties against its baseline fell from 70 % to
@@ -133,27 +133,27 @@ def adapter_of_quantised_files(context: LintContext, setup: Setup) -> Iterator[F
     nf4 = model.stored_nf4 if model else name.lower().endswith("-bnb-4bit")
     yield Finding(
         field="base_model",
-        message=f"{name} is stored quantised ({quantization}): the adapter cannot be merged into its files",
-        help=f"serve both side by side{merge_command if nf4 else ''}",
+        message=f"{name} has quantized files ({quantization}): the adapter cannot be merged into them",
+        help=f"serve the adapter with its base{merge_command if nf4 else ''}",
     )
 
 
 @rule("MRG003", "adapter-without-revision", severity="info")
 def adapter_without_revision(setup: Setup) -> Iterator[Finding]:
-    """An adapter names its base but not which version of it.
+    """The adapter names its base model, but not the revision.
 
     ## What it does
-    Looks at `base_model_name_or_path` and `revision` in an adapter_config.json. Only names on the hub are judged.
+    Looks at `base_model_name_or_path` and `revision` in an adapter_config.json. Only hub names are checked.
 
     ## Why it is bad
-    An adapter is a difference. When the base on the hub changes, the new one is loaded silently, and the sum is a model
-    that was never trained.
+    An adapter is a difference from its base. When the base on the hub changes, the new version is loaded silently, and
+    the result is a model that was never trained.
 
     ## Example
     `"base_model_name_or_path": "org/model", "revision": null`.
 
     ## Fix
-    Write the commit of the base into `revision`.
+    Set `revision` to the base's commit.
 
     ## Evidence
     PEFT's documentation of `get_peft_model`: "If this isn't set, the saved peft model will load the `main` revision for
@@ -165,35 +165,35 @@ def adapter_without_revision(setup: Setup) -> Iterator[Finding]:
     if HUB_ID.fullmatch(base) and not base.startswith("surefit/"):
         yield Finding(
             field="base_model",
-            message=f"the adapter belongs to some version of {base}, and does not say which",
-            help=f"write the commit of {base} that it was trained on into revision",
+            message=f"the adapter does not name the revision of {base} that it was trained on",
+            help=f"set revision to the commit of {base} that it was trained on",
         )
 
 
 @rule("MRG004", "adapter-base-is-a-path", severity="info")
 def adapter_base_is_a_path(setup: Setup) -> Iterator[Finding]:
-    """An adapter names its base by a path of the machine it was trained on.
+    """The adapter names its base model by a local path.
 
     ## What it does
-    Looks for a path in the `base_model_name_or_path` of an adapter_config.json.
+    Looks for a path in `base_model_name_or_path` of an adapter_config.json.
 
     ## Why it is bad
-    The adapter cannot be loaded elsewhere, and on another machine the same path may hold another model.
+    The adapter cannot be loaded elsewhere, and on another machine the path may contain a different model.
 
     ## Example
     `"base_model_name_or_path": "/data/models/llama"`.
 
     ## Fix
-    Write the base's name on the hub, with its commit in `revision`.
+    Write the base's hub name, and its commit into `revision`.
 
     ## Evidence
     Loaders mistake the path for a hub id and fail with "Repo id must be in the form 'repo_name' or
-    'namespace/repo_name'": huggingface/text-generation-inference#1334, predibase/lorax#311 for a base that has moved.
+    'namespace/repo_name'": huggingface/text-generation-inference#1334, predibase/lorax#311 for a base that was moved.
     """
     base = setup.base_model
     if setup.tool == "peft" and base and (ABSOLUTE.match(base) or os.path.isdir(base)):
         yield Finding(
             field="base_model",
             message=f"the adapter's base is {base}, a path on the machine it was trained on",
-            help="write the base's name on the hub, and its commit into revision",
+            help="write the base's hub name, and its commit into revision",
         )

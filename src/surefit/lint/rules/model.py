@@ -31,7 +31,8 @@ def model_unusable(context: LintContext) -> Iterator[Finding]:
     """The base model cannot be found or read.
 
     ## What it does
-    Reports what looking up the model ran into: no such directory or hub id, no config.json, a damaged weight file.
+    Reports errors raised when the model was looked up: no such directory or hub id, no config.json, a damaged weight
+    file.
 
     ## Why it is bad
     Training would stop at the same place, on some machines after a long download.
@@ -40,10 +41,10 @@ def model_unusable(context: LintContext) -> Iterator[Finding]:
     `name_or_path: meta-lama/Llama-3.2-3B`.
 
     ## Fix
-    As the finding says.
+    The finding says what to change.
 
     ## Evidence
-    Truncated downloads and Git LFS pointers in place of weights are standing topics in transformers' issue threads.
+    Truncated downloads and Git LFS pointers in place of weights are frequent in transformers' issues.
     """
     for problem in context.problems:
         if isinstance(problem, ModelError):
@@ -61,18 +62,18 @@ def no_weights(model: ModelFacts) -> Iterator[Finding]:
     Training stops at loading.
 
     ## Example
-    A clone of a model repository that was made without Git LFS.
+    A model repository that was cloned without Git LFS.
 
     ## Fix
     Download the weights: `hf download NAME --local-dir DIRECTORY`.
 
     ## Evidence
-    The commonest question about loading a local model: "no file named model.safetensors found in directory".
+    The most common question about loading a local model: "no file named model.safetensors found in directory".
     """
     if model.source == "local" and not model.has_weights and not model.pickle_only:
         yield Finding(
             field=NAME,
-            message=f"{model.path} has a config.json and no weights (model.safetensors)",
+            message=f"{model.path} has a config.json but no weights (model.safetensors)",
             help="download the weights into it: hf download NAME --local-dir DIRECTORY",
         )
 
@@ -82,8 +83,8 @@ def model_type_unknown(context: LintContext, config: Config, model: ModelFacts, 
     """The installed transformers does not know this type of model.
 
     ## What it does
-    Looks for config.json's `model_type` in the tables of the installed transformers. Not for a GGUF file, nor where
-    `model.trust_remote_code` lets the model bring its own code, nor in another tool's config.
+    Looks for config.json's `model_type` in the tables of the installed transformers. Skipped for GGUF files, for models
+    that bring their own code with `model.trust_remote_code`, and for another tool's config.
 
     ## Why it is bad
     Training stops at loading, with transformers' advice to install it from source.
@@ -96,7 +97,7 @@ def model_type_unknown(context: LintContext, config: Config, model: ModelFacts, 
 
     ## Evidence
     "The checkpoint you are trying to load has model type … but Transformers does not recognize this architecture" is
-    transformers' error for each new model for months.
+    the usual error for a new model.
     """
     kind, version = model.model_type, stack.versions.get("transformers")
     custom_code = model.custom_code and config.model.trust_remote_code
@@ -111,30 +112,30 @@ def model_type_unknown(context: LintContext, config: Config, model: ModelFacts, 
         return
     if model.custom_code:
         files = ", ".join(model.code_files)
-        advice = f"it brings code of its own ({files}): read that, then set model.trust_remote_code: true"
+        advice = f"it comes with its own code ({files}): read it, then set model.trust_remote_code: true"
     elif model.written_by and model.written_by != version:
-        advice = f"its config.json was written by transformers {model.written_by}, which knows it: install that release"
+        advice = f"install transformers {model.written_by}, which wrote its config.json"
     else:
         advice = "correct model_type in config.json, or install a newer transformers"
-    yield Finding(field=NAME, message=f"transformers {version} knows no model of type {kind!r}", help=advice)
+    yield Finding(field=NAME, message=f"transformers {version} does not know the model type {kind!r}", help=advice)
 
 
 @rule("MOD003", "pickled-weights", severity="error", suppressible=False)
 def pickled_weights(model: ModelFacts) -> Iterator[Finding]:
-    """The weights are in a format that can run code when it is loaded.
+    """The weights are in a format that can execute code on loading.
 
     ## What it does
     Looks for `pytorch_model*.bin`, `*.pt`, `*.pth` or `*.ckpt` in a model that has no safetensors files.
 
     ## Why it is bad
-    Such files are Python pickles: the maker of the file decides what runs on your machine. SureFit does not load them.
+    Such files are Python pickles: the author of the file decides what runs on your machine. SureFit does not load them.
 
     ## Example
     A model uploaded before 2023 with only `pytorch_model.bin`.
 
     ## Fix
-    Look for a revision with safetensors (the hub's conversion bot offers it in a pull request), or convert the file on
-    an isolated machine.
+    Use a revision with safetensors (the hub's conversion bot offers it in a pull request), or convert the file on an
+    isolated machine.
 
     ## Evidence
     CVE-2025-32434: arbitrary code ran from a checkpoint even with `torch.load(weights_only=True)`.
@@ -142,38 +143,38 @@ def pickled_weights(model: ModelFacts) -> Iterator[Finding]:
     if model.pickle_only:
         yield Finding(
             field=NAME,
-            message=f"{model.name} has only pickled weights (.bin, .pt), which can run code when they are loaded",
+            message=f"{model.name} has only pickled weights (.bin, .pt), which can execute code on loading",
             help="use a revision of the model that has .safetensors files",
         )
 
 
 @rule("MOD004", "trust-remote-code", severity="warning")
 def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]:
-    """Python code that comes with the model will run on this machine.
+    """Python code from the model repository will run on this machine.
 
     ## What it does
-    Flags `model.trust_remote_code: true`, and reports it if the model brings no code at all. In another tool's config
-    only where the model is known on this machine.
+    Flags `model.trust_remote_code: true`, also if the model has no code. In another tool's config, only if the model is
+    on this machine.
 
     ## Why it is bad
-    The code runs with your rights, and unless a revision is pinned, what runs tomorrow is not what you read today.
+    The code runs with your permissions, and unless a revision is pinned, it may have changed since you read it.
 
     ## Example
     `trust_remote_code: true`, copied from a model card, for an architecture that transformers has long included.
 
     ## Fix
-    Remove it. Where the model needs it: read the code, then pin `model.revision` to the commit you read.
+    Remove it. If the model needs it, read the code, then pin `model.revision` to the commit that you read.
 
     ## Evidence
-    transformers' own documentation asks to pin a revision with this setting.
+    transformers' documentation recommends pinning a revision with this setting.
     """
     section = config.model
     if not section.trust_remote_code or (context.is_foreign and context.model is None):
         return  # it is unknown whether the model brings code
     if context.model is not None and not context.model.custom_code:
-        message, advice = "trust_remote_code is on, and this model brings no code", "remove it: it is not needed"
+        message, advice = "trust_remote_code is on, but this model has no code", "remove it: it is not needed"
     elif section.revision is None:
-        message = "the model's own Python code will run, in whatever version is on the hub that day"
+        message = "the model's own Python code will run, in its latest version on the hub"
         advice = "read that code and pin model.revision to the commit you read"
     else:
         message, advice = (
@@ -185,21 +186,21 @@ def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]
 
 @rule("MOD005", "gated-without-token", severity="warning")
 def gated_without_token(model: ModelFacts, hardware: HardwareFacts, environment: EnvironmentFacts) -> Iterator[Finding]:
-    """The model is gated, and no Hugging Face token is set.
+    """The model is gated, but no Hugging Face token is set.
 
     ## What it does
-    Looks for a gated model whose weights are not on this machine, without a Hugging Face token. Not where the config
-    names a GPU that this machine does not have: then it is meant for another machine.
+    Looks for a gated model whose weights are not on this machine, without a Hugging Face token. Skipped if the config
+    names a GPU that this machine does not have: then the run is planned for another machine.
 
     ## Why it is bad
-    The hub denies the download, which is the first thing training does.
+    The hub denies the download, and training stops.
 
     ## Example
     `meta-llama/Llama-3.2-3B-Instruct` on a new machine.
 
     ## Fix
-    Accept the license on the model's page, make a token, and put `HF_TOKEN=…` into the environment or a `.env` file. Or
-    train the copy without a gate that the finding names, where one is known; the same license holds for it.
+    Accept the license on the model's page, create a token, and put `HF_TOKEN=…` into the environment or a `.env` file.
+    Or use the ungated copy that the finding names, if one is known; the same license applies.
 
     ## Evidence
     Two of five published reports on fine-tuning stopped at a gated model; one had no fallback.
@@ -209,9 +210,9 @@ def gated_without_token(model: ModelFacts, hardware: HardwareFacts, environment:
         copy = open_copy(model.name)
         yield Finding(
             field=NAME,
-            message=f"{model.name} is gated, and no Hugging Face token is set",
-            help=f"accept its licence at https://huggingface.co/{model.name} and set HF_TOKEN (environment or .env)"
-            + (f"; or name the same model without a gate: {copy}" if copy else ""),
+            message=f"{model.name} is gated, but no Hugging Face token is set",
+            help=f"accept its license at https://huggingface.co/{model.name} and set HF_TOKEN (environment or .env)"
+            + (f"; or use an ungated copy of the model: {copy}" if copy else ""),
         )
 
 
@@ -221,33 +222,32 @@ def gated_without_token(model: ModelFacts, hardware: HardwareFacts, environment:
     severity="error",
 )
 def no_chat_template(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """The rows are conversations, and the model has no chat template to render them.
+    """The rows are conversations, but the model has no chat template.
 
     ## What it does
-    Looks for a chat template among the tokenizer's files, when the recipe or the data's columns make conversations. In
-    another tool's config only where that tool writes the rows with the model's own template.
+    Looks for a chat template in the tokenizer's files if the recipe or the data's columns yield conversations. In
+    another tool's config, only if that tool renders the rows with the model's own template.
 
     ## Why it is bad
-    There is no agreed way to turn messages into this model's tokens. A guessed format trains, but the next user of
-    the model guesses another.
+    There is no standard way to turn messages into this model's tokens. A guessed format trains, but other users of the
+    model cannot know it.
 
     ## Example
     A base model (`meta-llama/Llama-3.2-1B`) with data in the format `messages`.
 
     ## Fix
-    Take the instruct variant of the model. Or train the base with a template of your choice: `model.chat_template:
-    plain`, which writes roles in words and ends answers with the model's own token, or a Jinja file. It is saved with
-    the result.
+    Use the model's instruct variant. Or train the base with a template of your choice: `model.chat_template: plain`,
+    which writes the roles as words and ends answers with the model's EOS token, or a Jinja file. The template is saved
+    with the result.
 
     ## Evidence
-    transformers dropped its default templates in 2024 because they silently did not match the models they were used
-    with.
+    transformers dropped its default templates in 2024 because they silently did not match the models.
     """
     if model.has_chat_template is False and makes_conversations(context, config):
         yield Finding(
             field=NAME,
-            message=f"{model.name} has no chat template, and the rows are conversations",
-            help="take the instruct variant, or set model.chat_template: plain (roles in words), chatml, llama3 or a "
+            message=f"{model.name} has no chat template, but the rows are conversations",
+            help="use the instruct variant, or set model.chat_template: plain (roles in words), chatml, llama3 or a "
             "Jinja file",
         )
 
@@ -271,20 +271,20 @@ def makes_conversations(context: LintContext, config: Config) -> bool:
     severity="warning",
 )
 def longer_than_context(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
-    """Training examples may be longer than the model's context.
+    """Training examples may exceed the model's context length.
 
     ## What it does
-    Compares `data.max_length` with the context length in the model's config.json, counting a YaRN extension.
+    Compares `data.max_length` with the context length in the model's config.json, including a YaRN extension.
 
     ## Why it is bad
-    Positions that the model never saw get embeddings it cannot use; quality falls off without an error. With learned
-    position embeddings it is an error, at the first row that is long enough.
+    The model was not trained on such positions: quality degrades without an error. With learned position embeddings the
+    run stops at the first row that is too long.
 
     ## Example
-    `max_length: 8192` for Llama-2, which knows 4,096.
+    `max_length: 8192` for Llama-2, whose context is 4,096.
 
     ## Fix
-    Lower `max_length`, or take a model with a longer context.
+    Lower `max_length`, or use a model with a longer context.
 
     ## Evidence
     Press et al. 2022 (arXiv 2108.12409), figure 1: perplexity explodes beyond the training length.
@@ -293,8 +293,8 @@ def longer_than_context(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     if limit is not None and max_length is not None and max_length > limit and setup.length_unit != "characters":
         yield Finding(
             field="max_length",
-            message=f"{setup.name('max_length').rpartition('.')[2]} {max_length:,} is beyond the {limit:,} tokens of "
-            f"{model.name}",
+            message=f"{setup.name('max_length').rpartition('.')[2]} {max_length:,} exceeds the context of "
+            f"{limit:,} tokens of {model.name}",
             help=f"write {limit} or less",
         )
 
@@ -308,23 +308,23 @@ def target_modules_match_nothing(context: LintContext, setup: Setup, model: Mode
     """A name in `target_modules` matches no layer of this model.
 
     ## What it does
-    Compares each name with the model's real linear layers, as PEFT does: the whole dotted name or its end. In another
-    tool's config, where some names match, only those that look misspelled are reported: its lists serve several models.
-    PEFT matches a single name that is given as a string against whole module names, and the name of a layer matches
-    none.
+    Compares each name with the model's linear layers, as PEFT does: with the full dotted name or its end. In another
+    tool's config in which some names match, reports only names that look misspelled, because such lists often serve
+    several models. PEFT matches a single string as a regular expression against full module names, and a layer's short
+    name matches none.
 
     ## Why it is bad
-    If none matches, adding the adapter fails. If some do, the run works with fewer factors than intended.
+    If no name matches, adding the adapter fails. If some match, the run trains fewer factors than intended.
 
     ## Example
     `target_modules: [q_proj, v_proj]` for Phi-3, whose layer is called `qkv_proj`.
 
     ## Fix
-    Write `all-linear`, or the names the finding lists.
+    Write `all-linear`, or names from the finding's list.
 
     ## Evidence
-    "Target modules … not found in the base model" is the most frequent error in PEFT's issue threads; names copied from
-    a Llama config are the usual cause.
+    "Target modules … not found in the base model" is the most frequent error in PEFT's issues; the usual cause is names
+    copied from a Llama config.
     """
     if setup.target_pattern:
         yield from _one_name(setup.target_pattern, setup, model)
@@ -359,7 +359,7 @@ def _one_name(target: str, setup: Setup, model: ModelFacts) -> Iterator[Finding]
         return
     yield Finding(
         field="target_pattern",
-        message=f"PEFT takes the one name {target!r} as a regular expression for whole names of modules, and it "
+        message=f"PEFT reads the string {target!r} as a regular expression for full module names, and it "
         f"matches none of {model.name}{did_you_mean(target, layer_names) if target not in layer_names else ''}",
         help=f"write all-linear, or '.*{target}'"
         if target in layer_names
@@ -372,9 +372,9 @@ def target_modules_of_another_model(context: LintContext, setup: Setup) -> Itera
     """The names in `target_modules` belong to another type of model.
 
     ## What it does
-    Where the model is not on this machine: compares the names with the linear layers of the type of model that its name
-    stands for (Llama, Mistral, Qwen, Gemma, Phi, GPT-2, GPT-NeoX and some twenty more), if none of them is among these.
-    A single plain name that is given as a string matches no layer of any model. For models on this machine, see MOD008.
+    If the model is not on this machine, infers its type from its name (Llama, Mistral, Qwen, Gemma, Phi, GPT-2,
+    GPT-NeoX and about twenty more), and fires if none of the names is a linear layer of that type. A single plain name
+    given as a string matches no layer of any model. For models on this machine, see MOD008.
 
     ## Why it is bad
     PEFT stops with "Target modules … not found in the base model", after the model has been downloaded and loaded.
@@ -383,18 +383,18 @@ def target_modules_of_another_model(context: LintContext, setup: Setup) -> Itera
     `target_modules: [q_proj, v_proj]` for `EleutherAI/pythia-410m`, whose layer is called `query_key_value`.
 
     ## Fix
-    Write `all-linear`, or the names the finding lists.
+    Write `all-linear`, or names from the finding's list.
 
     ## Evidence
-    The same error as MOD008's; the names are those of transformers' modeling files.
+    The same error as MOD008's; the names come from transformers' modeling files.
     """
     if context.model is not None or setup.adapter not in ("lora", "dora"):
         return
     if setup.base_model and setup.target_pattern and setup.target_pattern not in (*HEADS, *OUTPUT_HEADS):
         yield Finding(
             field="target_pattern",
-            message=f"PEFT takes the one name {setup.target_pattern!r} as a regular expression for whole names of "
-            "modules, and none is called just so",
+            message=f"PEFT reads the string {setup.target_pattern!r} as a regular expression for full module "
+            "names, and none is exactly this",
             help=f"write all-linear, or '.*{setup.target_pattern}' if the model has layers of this name",
         )
     layers = layers_of(setup.base_model)
@@ -412,21 +412,22 @@ def target_modules_of_another_model(context: LintContext, setup: Setup) -> Itera
 
 @rule("MOD029", "tokenizer-of-another-model", severity="warning")
 def tokenizer_of_another_model(setup: Setup) -> Iterator[Finding]:
-    """The tokenizer belongs to another family of models than the model that is trained.
+    """The tokenizer belongs to a different model family than the model.
 
     ## What it does
-    Compares the family in the tokenizer's name (Llama 2, Llama 3, Qwen, Mistral, Gemma, Phi…) with that in the model's,
-    in a script that loads one of each and gives the embedding no new size, and in Axolotl's `tokenizer_config`.
+    Compares the family in the tokenizer's name (Llama 2, Llama 3, Qwen, Mistral, Gemma, Phi…) with the family in the
+    model's name, in Axolotl's `tokenizer_config` and in a script that loads one of each and does not resize the
+    embedding.
 
     ## Why it is bad
-    A token's number means another piece of text to the model, or is past the end of its embedding: the run stops with
-    an index error, or trains on what reads as noise.
+    A token id stands for different text in the model, or is past the end of its embedding: the run stops with an index
+    error, or trains on noise.
 
     ## Example
-    `AutoTokenizer.from_pretrained("Qwen/Qwen2.5-7B")` beside a Llama 3.1.
+    `AutoTokenizer.from_pretrained("Qwen/Qwen2.5-7B")` with a Llama 3.1 model.
 
     ## Fix
-    Load the tokenizer by the model's own name.
+    Load the tokenizer of the model.
 
     ## Evidence
     The vocabularies have 128,256 (Llama 3.1), 151,936 (Qwen2.5), 32,000 (Llama 2) and 256,000 (Gemma) entries.
@@ -437,7 +438,7 @@ def tokenizer_of_another_model(setup: Setup) -> Iterator[Finding]:
     if tokenizer_family and model_family and tokenizer_family != model_family:
         yield Finding(
             field="tokenizer_name",
-            message=f"the tokenizer is {setup.tokenizer_name}, of the family {tokenizer_family}, and the model is "
+            message=f"the tokenizer is {setup.tokenizer_name}, of the family {tokenizer_family}, but the model is "
             f"{setup.base_model}, of {model_family}",
             help=f"load the tokenizer of {setup.base_model}",
         )
@@ -445,21 +446,21 @@ def tokenizer_of_another_model(setup: Setup) -> Iterator[Finding]:
 
 @rule("MOD030", "embedding-not-resized", severity="warning")
 def embedding_not_resized(setup: Setup) -> Iterator[Finding]:
-    """Tokens are added to the tokenizer, and the model's embedding is not resized.
+    """Tokens are added to the tokenizer, but the model's embedding is not resized.
 
     ## What it does
-    In a Python script that adds tokens and nowhere calls `resize_token_embeddings`: compares their number with the rows
-    that models of this type have to spare (27 in Pythia, some 270 in Qwen2.5 and Qwen3, none in Llama and GPT-2). A
-    padding token counts where models of this type do not have it already.
+    In a Python script that adds tokens and does not call `resize_token_embeddings`, compares their number with the
+    unused embedding rows of this type of model (27 in Pythia, about 270 in Qwen2.5 and Qwen3, none in Llama and GPT-2).
+    A padding token counts unless this type of model already has it.
 
     ## Why it is bad
-    The new numbers are past the end of the embedding: "index out of range", or a failed assertion on the GPU.
+    The new ids are past the end of the embedding: "index out of range", or a failed assertion on the GPU.
 
     ## Example
     `tokenizer.add_special_tokens({"pad_token": "[PAD]"})` for GPT-2.
 
     ## Fix
-    `model.resize_token_embeddings(len(tokenizer))` behind it.
+    Call `model.resize_token_embeddings(len(tokenizer))` afterwards.
 
     ## Evidence
     transformers' documentation of `add_tokens`: "you should make sure to also resize the token embedding matrix".
@@ -468,35 +469,35 @@ def embedding_not_resized(setup: Setup) -> Iterator[Finding]:
         name = setup.name("tokens_past_embedding")
         yield Finding(
             field="tokens_past_embedding",
-            message=f"{name} makes tokens ({setup.tokens_past_embedding}), and the script never calls "
+            message=f"{name} adds tokens ({setup.tokens_past_embedding}), but the script never calls "
             "resize_token_embeddings",
-            help="call model.resize_token_embeddings(len(tokenizer)) behind it, or use tokens that the model has",
+            help="call model.resize_token_embeddings(len(tokenizer)) afterwards, or use existing tokens",
         )
 
 
 @rule("MOD009", "model-size-unknown", severity="info")
 def model_size_unknown(model: ModelFacts) -> Iterator[Finding]:
-    """The model's size is not known here, so memory and disk are not checked.
+    """The model's size is unknown, so memory and disk are not checked.
 
     ## What it does
-    Reports it if the weight files are not on this machine and the closed form does not cover the architecture.
+    Fires if the weight files are not on this machine and the parameter formula does not cover the architecture.
 
     ## Why it is bad
-    It is not in itself, but memory and disk may be too small without a finding.
+    Memory or disk may be too small without a finding.
 
     ## Example
-    A mixture-of-experts model that was not downloaded yet.
+    A mixture-of-experts model that has not been downloaded yet.
 
     ## Fix
-    Download the model; its weight files then say how large it is.
+    Download the model; its weight files contain its size.
 
     ## Evidence
-    A check that passes because it could not look is worse than none.
+    A check that passes because it lacked information is misleading.
     """
     if model.parameters is None:
         yield Finding(
             field=NAME,
-            message=f"the size of {model.name} ({model.architecture or 'no architecture named'}) is not known: "
+            message=f"the size of {model.name} ({model.architecture or 'no architecture named'}) is unknown: "
             "memory and disk are not checked",
             help="download the model, and check again",
         )
@@ -504,14 +505,14 @@ def model_size_unknown(model: ModelFacts) -> Iterator[Finding]:
 
 @rule("MOD010", "weights-do-not-match-config", severity="warning")
 def weights_do_not_match_config(model: ModelFacts) -> Iterator[Finding]:
-    """The weight files hold another number of parameters than config.json describes.
+    """The number of parameters in the weight files does not match config.json.
 
     ## What it does
-    Compares the parameters in the headers of the weight files with the closed form of the architecture in config.json.
+    Compares the parameters in the headers of the weight files with the number computed from config.json.
 
     ## Why it is bad
-    The files do not belong together: a config from another size, a vocabulary that was enlarged in one of them, a shard
-    of another model. Missing weights would be initialized at random, surplus ones dropped.
+    The files do not belong together: a config of another size, a vocabulary that was enlarged in only one of them, a
+    shard of another model. Missing weights would be initialized at random, extra weights dropped.
 
     ## Example
     Special tokens were added to the embedding, and config.json still has the old `vocab_size`.
@@ -520,36 +521,35 @@ def weights_do_not_match_config(model: ModelFacts) -> Iterator[Finding]:
     Take config.json and weights from the same place.
 
     ## Evidence
-    transformers loads such a model with a warning ("newly initialized") that scrolls by; SureFit raises an error at
-    loading.
+    transformers loads such a model with a warning ("newly initialized") that is easy to miss; SureFit raises an error
+    at loading.
     """
     stored, expected = model.parameters, model.expected_parameters
     if stored is not None and expected is not None and stored != expected:
         yield Finding(
             field=NAME,
-            message=f"the weight files hold {stored:,} parameters, and config.json describes {expected:,}",
+            message=f"the weight files hold {stored:,} parameters, but config.json describes {expected:,}",
             help="take config.json and the weights from the same place",
         )
 
 
-@rule("MOD012", "base-stored-quantised", severity="error", suppressible=False)
+@rule("MOD012", "base-stored-quantized", severity="error", suppressible=False)
 def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> Iterator[Finding]:
-    """The base model's files hold weights that are quantized already.
+    """The base model's files are already quantized.
 
     ## What it does
     Looks, in SureFit's own config, for a `quantization_config` of bitsandbytes, GPTQ or AWQ in the model's config.json.
     For training all weights, see ADP003.
 
     ## Why it is bad
-    Such files hold packed blocks and their scales in place of matrices. What is trained beside them cannot be folded
-    into them, only into another model. SureFit quantizes the original while it loads it, trains beside that, and merges
-    with the difference measured.
+    Such files hold packed blocks and scales instead of matrices, so an adapter cannot be merged into them. SureFit
+    quantizes the original model on loading, trains the adapter on it, and measures the error of the merge.
 
     ## Example
     `name_or_path: unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit`.
 
     ## Fix
-    Name the original, and write `model.quantization: nf4`: the memory is the same.
+    Name the original model, and set `model.quantization: nf4`, which needs the same memory.
 
     ## Evidence
     A published distillation project trained on a 4-bit base and merged: ties against its baseline fell from 70 % to
@@ -561,8 +561,8 @@ def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> It
     original = original_of(config.model.name_or_path)
     yield Finding(
         field=NAME,
-        message=f"{model.name} is stored quantised ({model.quantization}): nothing can be merged into its files",
-        help=f"write {original or 'the model that it was made from'}, with model.quantization: nf4",
+        message=f"{model.name} has quantized files ({model.quantization}): an adapter cannot be merged into them",
+        help=f"name {original or 'the original model'}, and set model.quantization: nf4",
     )
 
 
@@ -572,24 +572,24 @@ def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> It
     severity="error",
 )
 def adapter_on_tied_head(config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """LoRA is requested on an output head that shares its weights with the embedding.
+    """LoRA targets an output head that shares its weights with the embedding.
 
     ## What it does
     Looks for `lm_head` in `target_modules` of a model with tied embeddings.
 
     ## Why it is bad
-    The head's matrix is the embedding's. Merging the adapter into it would change the embedding as well, which was not
-    trained that way: adapter and merged model would be two different models.
+    The head and the embedding are the same matrix. Merging the adapter into it would also change the embedding, which
+    was not trained that way: the merged model would differ from base and adapter.
 
     ## Example
     `target_modules: [q_proj, v_proj, lm_head]` for Llama-3.2-1B.
 
     ## Fix
-    Leave the head out: `all-linear` does.
+    Remove the head; `all-linear` does not include it.
 
     ## Evidence
     PEFT warns about it, "Model with `tie_word_embeddings=True` and the tied_target_modules=… are part of the adapter",
-    and goes on.
+    and continues.
     """
     targets = config.lora.target_modules
     heads = [name for name in targets if name in OUTPUT_HEADS] if isinstance(targets, list) else []
@@ -606,18 +606,18 @@ def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Fi
     """A token in `model.add_tokens` is not new, or cannot be trained together with another setting.
 
     ## What it does
-    Looks for the tokens in the tokenizer's vocabulary; and for settings in which their rows have not been proved to
-    train the same as on one process: `speed.compile`, and every parallel mode but single and ddp.
+    Looks for the tokens in the tokenizer's vocabulary, and for settings that have not been shown to train the new rows
+    as one process does: `speed.compile`, and every parallel mode but single and ddp.
 
     ## Why it is bad
-    A token that the tokenizer already has gets no new row, and its old row is not trained: with LoRA it stays as it
-    was.
+    A token that the tokenizer already has gets no new row, and with LoRA its existing row is not trained.
 
     ## Example
-    `add_tokens: ["<|im_start|>"]` for Qwen2.5, which has it; tokens of an earlier stage, whose merged model has them.
+    `add_tokens: ["<|im_start|>"]` for Qwen2.5, which has it; tokens of an earlier run whose merged model already has
+    them.
 
     ## Fix
-    Take the token out of the list. A base model's own tokens learn their use through the other layers, or with
+    Remove the token from the list. The model learns to use existing tokens through its other layers, or with
     `train.method: full`.
 
     ## Evidence
@@ -628,7 +628,6 @@ def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Fi
     if existing:
         yield Finding(
             field="model.add_tokens",
-            message=f"the tokenizer has {', '.join(existing[:3])}{' and others' if len(existing) > 3 else ''} already, "
-            "with rows of the base model's",
-            help="take what is there out of the list",
+            message=f"the tokenizer has {', '.join(existing[:3])}{' and others' if len(existing) > 3 else ''} already",
+            help="remove them from the list",
         )

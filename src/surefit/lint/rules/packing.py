@@ -25,26 +25,25 @@ PATCHING = ("axolotl", "llamafactory")
 
 @rule("PCK001", "packing-needs-a-mask", severity="warning")
 def packing_needs_a_mask(setup: Setup) -> Iterator[Finding]:
-    """Rows are packed, and the attention needs a dense mask to keep examples apart.
+    """Rows are packed, but this attention needs a dense mask to separate examples.
 
     ## What it does
-    Looks at the attention implementation where rows are packed. `eager` and `sdpa` see no document boundaries.
+    Looks at the attention implementation of packed runs. `eager` and `sdpa` do not support document boundaries.
 
     ## Why it is bad
-    transformers builds a block-diagonal mask from the positions, but only if no attention mask and no cache come with
-    them: otherwise the documents attend to each other, silently. If the mask is built, it is dense: work and memory
-    grow with the square of the packed row, and what packing saves is lost again.
+    transformers builds a block-diagonal mask from the positions, but only without an attention mask and a cache:
+    otherwise the documents silently attend to each other. The mask is dense: compute and memory grow with the square of
+    the packed row, which cancels what packing saves.
 
     ## Example
     `packing: true` with `attn_implementation: sdpa`.
 
     ## Fix
-    Use `flash_attention_2` or `flex_attention`, or do not pack; with SureFit leave `speed.attention` at auto.
+    Use `flash_attention_2` or `flex_attention`, or do not pack; with SureFit set `speed.attention` to auto.
 
     ## Evidence
-    measured: in packed rows with an all-ones attention mask beside their positions, the first document changed the
-    logits of the second by 5.4 (Llama, sdpa; 0 without that mask). TRL warns of it; huggingface/transformers#46634 and
-    #39194.
+    Measured: in packed rows with positions and an all-ones attention mask, the first document changed the logits of the
+    second by 5.4 (Llama, sdpa; 0 without that mask). TRL warns of it; huggingface/transformers#46634 and #39194.
     """
     separated = setup.packing and setup.packing_strategy not in WITHOUT_BORDERS
     if separated and not setup.unsloth and setup.attention in MASKED_ONLY:
@@ -53,42 +52,42 @@ def packing_needs_a_mask(setup: Setup) -> Iterator[Finding]:
         yield Finding(
             field="attention",
             message=f"{setup.name('packing')} with {setup.name('attention')} {setup.attention}: only a dense mask can "
-            "keep the examples of a row apart, at quadratic cost"
-            + ("" if is_surefit else ", and any attention mask in the batch switches it off"),
-            help=f"{'leave it at auto' if is_surefit else 'use flash_attention_2 or flex_attention'}, or do not pack",
+            "separate the examples of a row, at quadratic cost"
+            + ("" if is_surefit else ", and an attention mask in the batch disables it"),
+            help=f"{'set it to auto' if is_surefit else 'use flash_attention_2 or flex_attention'}, or do not pack",
             fix=ConfigFix("speed.attention", "auto") if is_surefit else None,
         )
 
 
 @rule("PCK002", "wrapped-packing", severity="warning")
 def wrapped_packing(setup: Setup) -> Iterator[Finding]:
-    """Examples are concatenated, and nothing keeps them apart.
+    """Examples are concatenated without boundaries.
 
     ## What it does
     Looks for the packing strategy `wrapped`, and for LLaMA-Factory's `packing` without `neat_packing`.
 
     ## Why it is bad
-    Examples attend to the ones before them. `wrapped` also cuts the ones at the boundary in two: an answer without its
-    prompt, a prompt without its answer. For pretraining on long text that is usual; it harms conversations.
+    Examples attend to the ones before them. `wrapped` also splits the example at the row boundary: an answer without
+    its prompt, a prompt without its answer. This is common in pretraining on long text, but harms conversations.
 
     ## Example
     `packing_strategy: wrapped`.
 
     ## Fix
-    Use best-fit packing (`bfd`; LLaMA-Factory: `neat_packing: true`), which keeps examples whole and apart, or do not
-    pack.
+    Use best-fit packing (`bfd`; LLaMA-Factory: `neat_packing: true`), which keeps examples whole and separate, or do
+    not pack.
 
     ## Evidence
-    measured: documents in rows packed by TRL 1.16's `wrapped` attend to each other. huggingface/trl#3067.
+    Measured: documents in rows packed by TRL 1.16's `wrapped` attend to each other. huggingface/trl#3067.
     LLaMA-Factory's help for `neat_packing`: "Enable sequence packing without cross-attention".
     """
     strategy = setup.packing_strategy
     if setup.packing is False or strategy not in WITHOUT_BORDERS:
         return
     if strategy == "wrapped":
-        effect = "wrapped cuts examples at the end of a row and lets them read the ones before them"
+        effect = "wrapped splits examples at the end of a row, and examples attend to the ones before them"
     else:
-        effect = "the examples of a row are not kept apart, and read the ones before them"
+        effect = "the examples of a row are not separated, and attend to the ones before them"
     yield Finding(
         field="packing_strategy",
         message=f"{setup.name('packing_strategy')}: {effect}",
@@ -98,40 +97,41 @@ def wrapped_packing(setup: Setup) -> Iterator[Finding]:
 
 @rule("PCK003", "packing-with-cache", severity="error")
 def packing_with_cache(setup: Setup) -> Iterator[Finding]:
-    """Rows are packed, and the forward pass caches keys and values.
+    """Rows are packed, but the KV cache is on.
 
     ## What it does
-    Looks for `use_cache` where rows are packed.
+    Looks for `use_cache` in packed runs.
 
     ## Why it is bad
-    With a cache, transformers treats the batch as the start of a generation and does not look for document boundaries
-    in the positions: every document attends to all those before it.
+    With a cache, transformers treats the batch as the start of a generation and does not derive document boundaries
+    from the positions: every document attends to all documents before it.
 
     ## Example
     `packing: true` with `use_cache: true`.
 
     ## Fix
-    Set `use_cache: false`; a cache is of no use in training.
+    Set `use_cache: false`; training does not need the cache.
 
     ## Evidence
-    measured: logits of a packed row are off by 0.53 with the cache and by 2e-7 without it (transformers 5.23).
+    Measured: logits of a packed row are off by 0.53 with the cache and by 2e-7 without it (transformers 5.23).
     """
     if setup.packing and setup.use_cache:
         yield Finding(
             field="use_cache",
             message=f"{setup.name('packing')} with {setup.name('use_cache')}: examples of a row attend to each other",
-            help="set use_cache to false: it is of no use in training",
+            help="set use_cache to false: training does not need the cache",
         )
 
 
 @rule("PCK004", "packing-mixes-documents", severity="error")
 def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
-    """Rows are packed, and the architecture cannot keep their examples apart.
+    """Rows are packed, but this architecture cannot separate their examples.
 
     ## What it does
-    Compares the model type with those whose code in transformers was found to mix the documents of a packed row, with
-    positions that restart and no cache. Axolotl and LLaMA-Factory replace some of that code; for them, only the types
-    that remain wrong are reported. docs/packing.md lists what SureFit's own attention cannot serve.
+    Looks up the model type in a list of types whose code in transformers mixes the documents of a packed row, even with
+    restarting positions and without a cache. Axolotl and LLaMA-Factory replace some of that code; for them, only the
+    types that remain wrong are reported. docs/packing.md lists the models that SureFit's own attention does not
+    support.
 
     ## Why it is bad
     A recurrent layer carries its state from one document into the next; attention with ALiBi or absolute positions
@@ -144,7 +144,7 @@ def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding
     Do not pack with this model.
 
     ## Evidence
-    measured with transformers 5.23 on small random models: a different first document changed the logits of the second
+    Measured with transformers 5.23 on small random models: a different first document changed the logits of the second
     by 1.3 to 6.6 (their standard deviation is 1.2) in bloom, mpt, xglm, biogpt, opt, rwkv, mamba, mamba2, falcon_mamba,
     recurrent_gemma, jamba, bamba, zamba2, lfm2, falcon_h1, granitemoehybrid, nemotron_h and qwen3_next; and by 0 in
     llama, qwen3, gemma2 and gpt2.
@@ -154,7 +154,7 @@ def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding
             yield Finding(
                 field="packing",
                 message=f"{model.name} cannot be packed: {model.packing_obstacle}",
-                help="leave data.packing at auto, which pads this model",
+                help="set data.packing to auto, which pads this model",
                 fix=ConfigFix("data.packing", "auto"),
             )
         return
@@ -162,7 +162,7 @@ def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding
     if setup.packing and model.model_type in blind_types:
         yield Finding(
             field="packing",
-            message=f"{setup.name('packing')} with {model.name}: the code of {model.model_type} models carries each "
+            message=f"{setup.name('packing')} with {model.name}: the code of {model.model_type} models leaks each "
             "example of a row into the next",
             help="do not pack with this model",
         )
@@ -170,61 +170,61 @@ def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding
 
 @rule("PCK005", "examples-run-together", severity="error")
 def examples_run_together(batch: BatchFacts) -> Iterator[Finding]:
-    """Examples share a row of the batch, and nothing keeps them apart.
+    """Examples share a row of the batch, but are not separated.
 
     ## What it does
-    Finds the examples in the tensors of the first micro batches. If several share a row, something has to keep them
-    apart: boundaries (`cu_seq_lens_q`), a mask for every pair of tokens, or positions that restart at each example with
-    no attention mask to override them. Positions that do not count up from 0 are reported too.
+    Finds the examples in the tensors of the first micro batches. If several share a row, the batch must separate them
+    by boundaries (`cu_seq_lens_q`), by a mask for every pair of tokens, or by positions that restart at each example,
+    without an attention mask that overrides them. Positions that do not count up from 0 are reported too.
 
     ## Why it is bad
-    Every example attends to all those before it in its row, and its positions are those of a longer text.
+    Every example attends to all earlier examples in its row, and its positions are wrong.
 
     ## Example
-    A collator that joins rows and passes an attention mask of ones.
+    A collator that concatenates rows and passes an attention mask of ones.
 
     ## Fix
     Pass the boundaries, or positions without an attention mask.
 
     ## Evidence
-    measured: see PCK001 and PCK003. huggingface/transformers#46634.
+    See the measurements of PCK001 and PCK003. huggingface/transformers#46634.
     """
-    for name, problem in (("run_together", "are not kept apart in their row"), ("positions", "have wrong positions")):
+    for name, problem in (("run_together", "are not separated in their row"), ("positions", "have wrong positions")):
         if observation := batch.seen(name):
             example = f" ({observation.examples[0]})" if observation.examples else ""
             yield Finding(
                 field="data.train",
                 message=f"{observation.rows} of {plural(observation.of, 'example')} in the first batches "
                 f"{problem}{example}",
-                help="this is a bug in what makes the batches: please report it, with batch_audit.json",
+                help="this is a bug in SureFit's batching: please report it, with batch_audit.json",
             )
 
 
 @rule("PCK006", "varlen-without-packing", severity="error")
 def varlen_without_packing(setup: Setup) -> Iterator[Finding]:
-    """The attention for packed rows is requested, but rows are padded.
+    """The attention for packed rows is set, but rows are padded.
 
     ## What it does
-    Looks for `speed.attention: torch_varlen` where examples are not packed.
+    Looks for `speed.attention: torch_varlen` without packing.
 
     ## Why it is bad
-    That attention separates documents by their boundaries and takes no mask, so it could not tell padding from text.
-    SureFit stops with an error at the start.
+    This attention separates documents by their boundaries and has no mask, so it would treat padding as text. SureFit
+    stops with an error at the start.
 
     ## Example
     `packing: false` with `attention: torch_varlen`.
 
     ## Fix
-    Leave `speed.attention` at auto.
+    Set `speed.attention` to auto.
 
     ## Evidence
-    measured: an attention registered with transformers without a mask of its own silently ignored the padding; the
-    logits were off by 0.60.
+    Measured: an attention function registered with transformers without a mask function silently ignored the padding
+    mask; the logits were off by 0.60.
     """
     if setup.packing is False and setup.attention == "torch_varlen":
         yield Finding(
             field="attention",
-            message=f"{setup.name('attention')} is torch_varlen, which reads packed rows only, and rows are padded",
-            help="leave it at auto",
+            message=f"{setup.name('attention')} is torch_varlen, which supports packed rows only, but rows are padded",
+            help="set it to auto",
             fix=ConfigFix("speed.attention", "auto"),
         )

@@ -42,28 +42,28 @@ def _model(context: LintContext) -> str:
 
 @rule("TPL009", "reasoning-left-out", severity="warning")
 def reasoning_left_out(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
-    """The rows have reasoning, but the chat template leaves it out.
+    """The rows have reasoning, but the chat template omits it.
 
     ## What it does
     Renders a sample of the rows (an audit renders all) with the model's own chat template and the switches of the run,
-    and looks for the reasoning of every answer in what the model has to write: reasoning in `reasoning_content`,
-    `reasoning` or `thinking`, or in the content before `</think>`.
+    and looks for the reasoning of every answer in the supervised text: reasoning in `reasoning_content`, `reasoning` or
+    `thinking`, or in the content before `</think>`.
 
     ## Why it is bad
-    A template silently leaves out what it does not know. The answers are trained on without what leads to them, and the
-    most expensive part of the data is never seen.
+    A template silently omits fields that it does not know. The model is trained on the answers without the reasoning,
+    which is the most expensive part of the data.
 
     ## Example
     Rows with `reasoning_content` on Llama 3, whose template has no such field; or on DeepSeek-V3.1 without
     `chat_template_kwargs: {thinking: true}`.
 
     ## Fix
-    Set the template's switch, write the reasoning into the content as `<think>…</think>`, or leave it out with
+    Set the template's switch, write the reasoning into the content as `<think>…</think>`, or drop it with
     `data.thinking: drop`.
 
     ## Evidence
-    QwenLM/Qwen3#1398 and modelscope/ms-swift#4030 (what becomes of reasoning in fine-tuning is asked again and again).
-    measured: of 147 published templates (docs/chat-templates.md) most read no field for reasoning.
+    QwenLM/Qwen3#1398 and modelscope/ms-swift#4030 (frequent questions about reasoning in fine-tuning). Measured: of 147
+    published templates (docs/chat-templates.md) most have no field for reasoning.
     """
     switch = _switch(context.tokenizer) if context.tokenizer else None
     advice = (
@@ -75,9 +75,9 @@ def reasoning_left_out(context: LintContext, audit: AuditFacts) -> Iterator[Find
         audit,
         "reasoning_left_out",
         ANY,
-        f"the chat template of {_model(context)} leaves out the reasoning of {{rows}}: only the answers would be learnt"
-        "{first}",
-        f"{advice}, or data.thinking: drop if that is meant",
+        f"the chat template of {_model(context)} omits the reasoning of {{rows}}: the model is trained on the answers "
+        "only{first}",
+        f"{advice}, or data.thinking: drop if that is intended",
     )
 
 
@@ -85,24 +85,24 @@ def reasoning_left_out(context: LintContext, audit: AuditFacts) -> Iterator[Find
 def learns_not_to_think(
     context: LintContext, config: Config, examples: ExampleFacts, tokenizer: TokenizerFacts
 ) -> Iterator[Finding]:
-    """The answers have no reasoning, so the model learns to write an empty thought.
+    """The answers have no reasoning, so the model learns to write empty reasoning.
 
     ## What it does
-    Renders an answer without reasoning, and checks whether the model has to write `<think></think>` itself. Counts, in
-    a sample, the rows that are like that, and fires if most are. Such a template does not read reasoning in another tag
+    Renders an answer without reasoning, and checks whether `<think></think>` is in the supervised text. Counts such
+    rows in a sample, and fires if most are like that. Such a template does not recognize reasoning in another tag
     (`<thinking>`, `<thought>`); the finding names the tag.
 
     ## Why it is bad
-    The prompt asks the model to think, and every row teaches it to stop at once. After a few hundred steps it no longer
-    thinks about anything. With the switch for answers without reasoning, the empty thought is part of the prompt,
-    nothing is unlearnt, and the served model can still be asked to think.
+    The prompt tells the model to reason, but every row teaches it to stop at once. After a few hundred steps it no
+    longer reasons. With the switch for answers without reasoning, the empty tags are part of the prompt: nothing is
+    unlearned, and the served model can still reason when prompted.
 
     ## Example
     Questions and answers on Qwen3-8B without `chat_template_kwargs`.
 
     ## Fix
-    Set `model.chat_template_kwargs: {enable_thinking: false}`, or train on rows with reasoning. If the model is to stop
-    thinking, accept the finding in `lint.ignore`.
+    Set `model.chat_template_kwargs: {enable_thinking: false}`, or train on rows with reasoning. If the model should
+    stop reasoning, accept the finding in `lint.ignore`.
 
     ## Evidence
     ms-swift's `--loss_scale ignore_empty_think`, made to avoid "losing the think capability"; Together's guide to
@@ -117,18 +117,18 @@ def learns_not_to_think(
     switch_advice = f"set model.chat_template_kwargs: {{{switch}: false}}, or " if switch else ""
     tag, count = Counter(examples.other_tags).most_common(1)[0] if examples.other_tags else ("", 0)
     empty = (
-        f"with the chat template of {_model(context)} the model has to write an empty thought before their answers: it "
-        "learns not to think"
+        f"the chat template of {_model(context)} makes the model write empty reasoning before their answers: it "
+        "learns not to reason"
     )
     sampled = plural(examples.conversations, "sampled conversation")
     rows = rows_without
     if 2 * count > rows_without:
         rows = count
-        reason = f"have their reasoning in {tag}, which the template takes for the answer, and {empty}"
+        reason = f"have their reasoning in {tag}, which the template treats as the answer, and {empty}"
         help_text = "write the reasoning as <think>…</think>, or as reasoning_content of the assistant's message"
     elif config.data.thinking == "drop":
         reason = f"have no reasoning (data.thinking: drop leaves none), and {empty}"
-        help_text = f"{switch_advice}write data.thinking: keep where the rows have reasoning"
+        help_text = f"{switch_advice}set data.thinking: keep if the rows have reasoning"
     else:
         reason = f"have no reasoning, and {empty}"
         help_text = f"{switch_advice}train on rows with reasoning (reasoning_content of the assistant's message)"

@@ -29,14 +29,14 @@ def warmup_never_ends(context: LintContext, setup: Setup) -> Iterator[Finding]:
     Counts the optimizer steps of the run (rows, epochs, global batch, max_steps) and of the warmup.
 
     ## Why it is bad
-    The learning rate is still rising when the run ends: it never reaches the value in the config, and the schedule that
-    was chosen never begins.
+    The learning rate is still rising when the run ends: it never reaches the configured value, and the decay never
+    begins.
 
     ## Example
     `warmup_steps: 100` for 5,500 rows in batches of 64: the run has 86 steps.
 
     ## Fix
-    Give the warmup as a share, `warmup_steps: 0.03`, or train for more steps.
+    Set the warmup as a share, `warmup_steps: 0.03`, or train for more steps.
 
     ## Evidence
     A published report on summarizing legal documents with Qwen3-4B trained 86 steps with `warmup_steps=100`.
@@ -48,9 +48,9 @@ def warmup_never_ends(context: LintContext, setup: Setup) -> Iterator[Finding]:
     peak = f"{setup.learning_rate:g}" if setup.learning_rate else "its peak"
     yield Finding(
         field="warmup_steps",
-        message=f"the warmup takes {steps:,} steps and the run has {_count(setup, total)}: the learning rate never "
+        message=f"the warmup has {steps:,} steps, but the run has {_count(setup, total)}: the learning rate never "
         f"reaches {peak}",
-        help="write the warmup as a share of the run, warmup_steps: 0.03"
+        help="set the warmup as a share of the run, warmup_steps: 0.03"
         if is_surefit
         else "warm up over 3 % of the run",
         fix=ConfigFix("train.warmup_steps", 0.03) if is_surefit else None,
@@ -70,21 +70,21 @@ def _count(setup: Setup, total: int) -> str:
 
 @rule("SCH002", "checkpoint-never-comes", severity="warning")
 def checkpoint_never_comes(resolved: ResolvedConfig, setup: Setup) -> Iterator[Finding]:
-    """Checkpoints and measurements of the held-out loss are due less than once per run.
+    """The run ends before the first checkpoint and held-out loss.
 
     ## What it does
-    Compares `checkpoint.save_steps` with the optimizer steps of the run. Other tools set the two separately: SCH005 and
-    SCH006.
+    Compares `checkpoint.save_steps` with the optimizer steps of the run. Other tools configure the two separately: see
+    SCH005 and SCH006.
 
     ## Why it is bad
-    Until the last step nothing is saved and the held-out loss is never measured: a crash loses everything, and
-    overfitting is not seen.
+    Nothing is saved and no held-out loss is measured until the last step: a crash loses everything, and overfitting
+    goes unnoticed.
 
     ## Example
     `save_steps: 200` in a run of 86 steps.
 
     ## Fix
-    Leave `checkpoint.save_steps` at auto (a quarter of the run), or set it below the number of steps.
+    Set `checkpoint.save_steps` to auto (a quarter of the run), or to less than the number of steps.
 
     ## Evidence
     A published report on summarizing legal documents evaluated every 200 steps of a run of 86: no evaluation ever ran,
@@ -95,7 +95,7 @@ def checkpoint_never_comes(resolved: ResolvedConfig, setup: Setup) -> Iterator[F
         yield Finding(
             field="checkpoint.save_steps",
             message=f"the first checkpoint and held-out loss would come at step {save_steps:,} of a run of {total:,}",
-            help="leave checkpoint.save_steps at auto (a quarter of the run), or set it lower",
+            help="set checkpoint.save_steps to auto (a quarter of the run), or lower it",
             fix=ConfigFix("checkpoint.save_steps", "auto"),
         )
 
@@ -106,19 +106,20 @@ def checkpoint_never_comes(resolved: ResolvedConfig, setup: Setup) -> Iterator[F
     severity="warning",
 )
 def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The learning rate is above what pretrained models tolerate.
+    """The learning rate is higher than pretrained models tolerate.
 
     ## What it does
     Flags more than 5e-3 for LoRA and more than 1e-4 for full training. Models under 20 million parameters are exempt:
-    the rate a model tolerates falls as it gets wider (Yang et al. 2022, arXiv 2203.03466), and small ones train well at
-    rates that ruin a large one. So is a model if neither its files nor its name (8B) give its size.
+    the rate that a model tolerates decreases with its width (Yang et al. 2022, arXiv 2203.03466), and small models
+    train well at rates that ruin a large one. Models whose size is in neither their files nor their name (8B) are
+    exempt too.
 
     ## Why it is bad
     The first steps after warmup destroy what the model knew. The loss often still looks reasonable, because the model
-    relearns the form of the training rows.
+    quickly learns the format of the training rows.
 
     ## Example
-    `train.method: full` with LoRA's customary `learning_rate: 2e-4`.
+    `train.method: full` with `learning_rate: 2e-4`, which is usual for LoRA.
 
     ## Fix
     Start at 2e-4 for LoRA, at 1e-5 for full training.
@@ -148,18 +149,18 @@ def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
     severity="warning",
 )
 def learning_rate_low(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
-    """The learning rate is so low that a LoRA adapter hardly moves.
+    """The learning rate is so low that a LoRA adapter hardly changes.
 
     ## What it does
     Flags less than 1e-5 for LoRA. Models under 20 million parameters are exempt: their range differs (SCH003). So are
     runs that learn from preferences or rewards (DPO, KTO, GRPO …), where such rates are usual.
 
     ## Why it is bad
-    The factor B starts at zero and has to grow before the adapter does anything. At such a rate the run ends first; the
-    merged model is the base model, and the evaluation says "no difference".
+    The factor B starts at zero and has to grow before the adapter has an effect. At such a rate the run ends first: the
+    merged model is practically the base model, and the evaluation finds no difference.
 
     ## Example
-    `train.method: lora` with full training's customary `learning_rate: 2e-6`.
+    `train.method: lora` with `learning_rate: 2e-6`, which is usual for full training.
 
     ## Fix
     Start at 2e-4.
@@ -183,12 +184,12 @@ def eval_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The held-out rows are never evaluated during the run.
 
     ## What it does
-    In another tool's config: compares the steps between two evaluations with the steps of the run, and looks for
-    held-out rows whose evaluation is switched off. SureFit's own config: see SCH002.
+    In another tool's config, compares the evaluation interval with the steps of the run, and looks for held-out rows
+    whose evaluation is switched off. For SureFit's own config, see SCH002.
 
     ## Why it is bad
-    There is no held-out loss to stop by or to choose a checkpoint by. Newer releases of transformers evaluate once
-    after the last step, older ones not at all.
+    Without a held-out loss there is no early stopping and no best checkpoint. Newer releases of transformers evaluate
+    once after the last step, older ones not at all.
 
     ## Example
     `eval_steps: 200` in a run of 86 steps.
@@ -207,8 +208,8 @@ def eval_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
         if setup.eval_rows and not setup.best_model:
             yield Finding(
                 field="eval_strategy",
-                message="held-out rows are given, and the evaluation while training is switched off",
-                help="measure them every few steps, or leave them out",
+                message="the config has held-out rows, but the evaluation during training is switched off",
+                help="evaluate them every few steps, or remove them",
             )
     elif setup.eval_strategy != "epoch" and total and eval_steps and eval_steps > total:
         yield Finding(
@@ -223,8 +224,8 @@ def save_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """No checkpoint is written before the run is over.
 
     ## What it does
-    In another tool's config: compares the steps between two checkpoints with the steps of the run, if that has at
-    least 50. SureFit's own config: see SCH002.
+    In another tool's config, compares the checkpoint interval with the steps of the run, if the run has at least 50.
+    For SureFit's own config, see SCH002.
 
     ## Why it is bad
     A crash, a full disk or the cluster's time limit loses the whole run.
@@ -252,21 +253,20 @@ def save_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
 
 @rule("SCH007", "best-model-out-of-step", severity="error")
 def best_model_out_of_step(setup: Setup) -> Iterator[Finding]:
-    """The best checkpoint is to be loaded, but checkpoints and evaluations do not coincide.
+    """The best checkpoint should be loaded, but checkpoints and evaluations do not coincide.
 
     ## What it does
-    If the best model is loaded at the end, checks that saving and evaluating follow the same strategy, and that every
-    checkpoint falls on an evaluation.
+    If the best model is loaded at the end, checks that saving and evaluating have the same strategy, and that every
+    checkpoint coincides with an evaluation.
 
     ## Why it is bad
-    A checkpoint that was never measured cannot be the best: transformers stops at the start of the run with a
-    `ValueError`.
+    A checkpoint without an evaluation cannot be the best: transformers raises a `ValueError` at the start of the run.
 
     ## Example
     `load_best_model_at_end: true`, `eval_steps: 200`, `save_steps: 500`.
 
     ## Fix
-    Make `save_steps` a multiple of `eval_steps`, under the same strategy.
+    Make `save_steps` a multiple of `eval_steps`, with the same strategy.
 
     ## Evidence
     `TrainingArguments.__post_init__` of transformers 5.23: "requires the save and eval strategy to match" and "the
@@ -278,7 +278,7 @@ def best_model_out_of_step(setup: Setup) -> Iterator[Finding]:
     if save_strategy and eval_strategy and save_strategy != eval_strategy:
         yield Finding(
             field="best_model",
-            message=f"the best checkpoint is to be loaded, and {setup.name('save_strategy')} is {save_strategy} while "
+            message=f"the best checkpoint should be loaded, but {setup.name('save_strategy')} is {save_strategy} and "
             f"{setup.name('eval_strategy')} is {eval_strategy}",
             help=f"write {save_strategy if save_strategy != 'no' else 'steps'} for both",
         )
@@ -290,21 +290,21 @@ def best_model_out_of_step(setup: Setup) -> Iterator[Finding]:
     ):
         yield Finding(
             field="save_steps",
-            message=f"a checkpoint every {setup.save_steps:,} steps does not fall on an evaluation every "
-            f"{setup.eval_steps:,}, and the best checkpoint is to be loaded",
+            message=f"a checkpoint every {setup.save_steps:,} steps does not coincide with an evaluation every "
+            f"{setup.eval_steps:,}, but the best checkpoint should be loaded",
             help=f"save every {-(-setup.save_steps // setup.eval_steps) * setup.eval_steps:,} steps",
         )
 
 
 @rule("SCH008", "two-warmups", severity="warning")
 def two_warmups(setup: Setup) -> Iterator[Finding]:
-    """The warmup is given twice, as steps and as a share.
+    """The warmup is set twice, as steps and as a share.
 
     ## What it does
-    Looks for a number of warmup steps beside a share of the run.
+    Looks for warmup steps and a warmup share in the same config.
 
     ## Why it is bad
-    One of the two has no effect: transformers uses the steps. Changing the share later changes nothing.
+    One of the two has no effect: transformers uses the steps, so changing the share changes nothing.
 
     ## Example
     `warmup_steps: 100` with `warmup_ratio: 0.03`.
@@ -319,33 +319,33 @@ def two_warmups(setup: Setup) -> Iterator[Finding]:
     if setup.warmup_steps and setup.warmup_share:
         yield Finding(
             field="warmup_share",
-            message=f"{setup.name('warmup_share')} {setup.warmup_share:g} has no effect beside "
+            message=f"{setup.name('warmup_share')} {setup.warmup_share:g} has no effect: the run uses "
             f"{setup.name('warmup_steps')} {setup.warmup_steps:,}",
-            help="take one of the two out",
+            help="remove one of the two",
         )
 
 
 @rule("SCH009", "patience-never-runs-out", severity="warning")
 def patience_never_runs_out(config: Config, resolved: ResolvedConfig, setup: Setup) -> Iterator[Finding]:
-    """Early stopping is requested, but there are too few measurements for it to stop anything.
+    """The run has too few measurements for early stopping to take effect.
 
     ## What it does
-    Counts the measurements of the run, one per `checkpoint.save_steps` steps, of the held-out loss also one per
-    `train.eval_steps` steps, and one at the end. The first sets the best value; `early_stopping_patience` more without
-    a better one have to follow before the last.
+    Counts the measurements of the run: one per `checkpoint.save_steps` steps, for the held-out loss also one per
+    `train.eval_steps` steps, and one at the end. The first sets the best value; then `early_stopping_patience`
+    measurements without an improvement have to follow before the last.
 
     ## Why it is bad
-    The run goes to its end whatever is measured, although the config reads otherwise.
+    The run always trains to its end, although the config says otherwise.
 
     ## Example
-    `early_stopping_patience: 3` with `save_steps: auto`: a quarter of the run, so four measurements.
+    `early_stopping_patience: 3` with `save_steps: auto`, a quarter of the run, so there are four measurements.
 
     ## Fix
     Lower `checkpoint.save_steps`, or the patience; for the held-out loss, set `train.eval_steps`.
 
     ## Evidence
-    The arithmetic. A published report on summarizing legal documents evaluated every 200 steps of a run of 86 steps,
-    which went unnoticed.
+    A published report on summarizing legal documents evaluated every 200 steps of a run of 86 steps, which went
+    unnoticed.
     """
     patience, total, save_steps = (
         config.train.early_stopping_patience,
@@ -366,22 +366,22 @@ def patience_never_runs_out(config: Config, resolved: ResolvedConfig, setup: Set
         )
         yield Finding(
             field="train.early_stopping_patience",
-            message=f"a patience of {patience} needs {patience + 1} measurements before the last, and the run has "
+            message=f"a patience of {patience} needs {patience + 1} measurements before the last, but the run has "
             f"{measurements}, one every {min(save_steps, eval_steps or save_steps):,} of {total:,} steps",
-            help=f"write {field}: {interval} or less" if total > patience + 1 else "take it out",
+            help=f"write {field}: {interval} or less" if total > patience + 1 else "remove it",
         )
 
 
 @rule("SCH010", "no-stable-phase", severity="warning")
 def no_stable_phase(config: Config, resolved: ResolvedConfig) -> Iterator[Finding]:
-    """The schedule is warmup_stable_decay, and warmup and decay leave nothing between them.
+    """With warmup_stable_decay, warmup and decay leave no stable phase.
 
     ## What it does
     Counts the steps of the warmup, of the decay and of the run.
 
     ## Why it is bad
-    Warmup, stable, decay without the middle is a triangle: the rate is at its peak for one step. The decay is shortened
-    to what the warmup leaves, so the config does not say what happens. (A warmup as long as the run: SCH001.)
+    Without the stable phase the schedule is a triangle: the rate is at its peak for one step. The decay is shortened to
+    the steps after the warmup, so it differs from the config. (For a warmup as long as the run, see SCH001.)
 
     ## Example
     `lr_scheduler_type: warmup_stable_decay` with `decay_steps: 500` in a run of 300 steps.

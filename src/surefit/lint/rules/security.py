@@ -17,8 +17,8 @@ def secret_in_config(config: Config) -> Iterator[Finding]:
 
     ## What it does
     Compares every text in the config with the shapes of keys of the Hugging Face hub, OpenAI, GitHub, AWS and others,
-    and with the tokens in the environment; looks for passwords in addresses (`https://user:password@host`,
-    `?api_key=…`) and after names (`WANDB_API_KEY=…`). The value itself is never printed.
+    and with the tokens in the environment; looks for passwords in URLs (`https://user:password@host`, `?api_key=…`) and
+    after names (`WANDB_API_KEY=…`). The value itself is never printed.
 
     ## Why it is bad
     Configs are committed, copied into run directories and reports, and sent to colleagues. A key in them is public.

@@ -21,20 +21,20 @@ CPUS_PER_PROCESS = 2
 
 @rule("SLM001", "space-after-backslash", severity="error")
 def space_after_backslash(job: JobScript) -> Iterator[Finding]:
-    """A line does not continue, because something follows its backslash.
+    """A line does not continue, because its backslash is not the last character.
 
     ## What it does
-    Looks for lines that end in a backslash and a space, or in a backslash and a comment.
+    Looks for lines that end with a backslash and a space, or with a backslash and a comment.
 
     ## Why it is bad
     The shell escapes the space and ends the command there. The run starts with its defaults, without the options that
     follow, and the next line fails with "--num_processes: command not found".
 
     ## Example
-    `accelerate launch \\ ` with a space at its end, and the options on the lines below.
+    `accelerate launch \\ ` with a trailing space, and the options on the lines below.
 
     ## Fix
-    Let the backslash be the last character of the line.
+    Make the backslash the last character of the line.
 
     ## Evidence
     A published function-calling project had trailing spaces after `\\` in its launcher. VITA-Group/VLM-3R#9 (a
@@ -45,7 +45,7 @@ def space_after_backslash(job: JobScript) -> Iterator[Finding]:
             path=job.path,
             line=line,
             message=f"the backslash at the end of line {line} is not its last character: the command ends there",
-            help="delete what follows the backslash",
+            help="delete the characters after the backslash",
         )
 
 
@@ -55,21 +55,21 @@ def processes_are_not_gpus(job: JobScript) -> Iterator[Finding]:
 
     ## What it does
     Compares the processes that torchrun, accelerate, deepspeed or srun start on a node with the GPUs that #SBATCH
-    requests there. One plain `python` is not judged: a script may use several GPUs by itself. More processes than GPUs:
-    PAR006; processes that do not divide by the machines: PAR004.
+    requests there. A single plain `python` is ignored, because a script may use several GPUs by itself. For more
+    processes than GPUs, see PAR006; for processes that the number of machines does not divide, PAR004.
 
     ## Why it is bad
-    The other GPUs are paid for and idle, and the global batch is smaller than planned.
+    The other GPUs stay idle, and the global batch is smaller than intended.
 
     ## Example
     `#SBATCH --gres=gpu:4` and `torchrun train.py`, which starts one process.
 
     ## Fix
-    One process per GPU: `--nproc_per_node=$SLURM_GPUS_ON_NODE`.
+    Start one process per GPU: `--nproc_per_node=$SLURM_GPUS_ON_NODE`.
 
     ## Evidence
     A published function-calling project had to fix how its job counted GPUs. huggingface/accelerate#2521: one of
-    accelerate's own examples mistook the number per node for the total.
+    accelerate's own examples used the number per node as the total.
     """
     launch, gpus = job.launch, job.gpus_per_node
     if launch is None or not gpus or launch.multiplied or (launch.processes or 0) % (launch.machines or 1):
@@ -83,28 +83,27 @@ def processes_are_not_gpus(job: JobScript) -> Iterator[Finding]:
         yield Finding(
             path=job.path,
             line=launch.lines.get(flag or "", launch.line),
-            message=f"{command} comes to {count} process{'es' * (count > 1)} on a node, and the job has {gpus} GPUs "
-            "there",
-            help=f"start {gpus} per node, or ask for {count} GPU{'s' * (count > 1)}",
+            message=f"{command} starts {count} process{'es' * (count > 1)} per node, and the job has {gpus} GPUs there",
+            help=f"start {gpus} per node, or request {count} GPU{'s' * (count > 1)}",
         )
 
 
 @rule("SLM003", "launcher-in-every-task", severity="error")
 def launcher_in_every_task(job: JobScript) -> Iterator[Finding]:
-    """Every task of a node starts a launcher, and every launcher starts processes for all GPUs.
+    """Every task on a node starts a launcher, and every launcher starts processes for all GPUs.
 
     ## What it does
     Multiplies the tasks that srun starts on a node by the processes that torchrun, accelerate or deepspeed start.
 
     ## Why it is bad
-    Four tasks with four processes each are sixteen processes on four GPUs. They fight for the port ("address already in
-    use") and for memory, or each group trains a run of its own over the same checkpoints.
+    Four tasks with four processes each are sixteen processes on four GPUs. They compete for the port ("address already
+    in use") and for memory, or each group trains a separate run and writes to the same checkpoints.
 
     ## Example
     `#SBATCH --ntasks-per-node=4` and `srun torchrun --nproc_per_node=4 train.py`.
 
     ## Fix
-    `--ntasks-per-node=1` with a launcher, or one task per GPU and plain `srun python`.
+    Use `--ntasks-per-node=1` with a launcher, or one task per GPU with plain `srun python`.
 
     ## Evidence
     https://docs.pytorch.org/docs/stable/elastic/run.html: one torchrun per node. interTwin-eu/itwinai#360: "should
@@ -117,22 +116,21 @@ def launcher_in_every_task(job: JobScript) -> Iterator[Finding]:
         yield Finding(
             path=job.path,
             line=job.line("ntasks-per-node", "ntasks") or launch.line,
-            message=f"{tasks} tasks on a node each start {launch.tool} with {processes} processes: "
-            f"{launch.per_node}{gpus}",
-            help="ask for one task per node, or leave the launcher out",
+            message=f"{tasks} tasks per node each start {launch.tool} with {processes} processes: "
+            f"{launch.per_node} in all{gpus}",
+            help="request one task per node, or remove the launcher",
         )
 
 
 @rule("SLM004", "too-few-cpus", severity="warning")
 def too_few_cpus(job: JobScript) -> Iterator[Finding]:
-    """There are fewer than two processors for each training process.
+    """Each training process has fewer than two CPUs.
 
     ## What it does
-    Divides the processors of a node, if the script requests a number, by the processes that are started there.
+    If the script requests a number of CPUs, divides it by the processes on a node.
 
     ## Why it is bad
-    One processor is busy launching kernels. Loading and tokenizing data, copies and communication take turns with it,
-    and the GPU waits.
+    One CPU is busy launching kernels. Data loading, tokenization, copies and communication share it, and the GPU waits.
 
     ## Example
     `--cpus-per-task=4` with one task that starts 8 processes.
@@ -141,8 +139,8 @@ def too_few_cpus(job: JobScript) -> Iterator[Finding]:
     Request `--cpus-per-task` = processes × (2 + data loader workers).
 
     ## Evidence
-    Lightning-AI/litgpt#1851: timeouts until `--cpus-per-task` matched the workers. SLURM gives a task one processor
-    by default (https://slurm.schedmd.com/sbatch.html).
+    Lightning-AI/litgpt#1851: timeouts until `--cpus-per-task` matched the workers. SLURM gives a task one CPU by
+    default (https://slurm.schedmd.com/sbatch.html).
     """
     launch, cpus = job.launch, job.cpus_per_node
     count = launch.per_node if launch and not launch.multiplied else None
@@ -150,27 +148,27 @@ def too_few_cpus(job: JobScript) -> Iterator[Finding]:
         yield Finding(
             path=job.path,
             line=job.line("cpus-per-task", "cpus-per-gpu"),
-            message=f"{cpus} processor{'s' * (cpus > 1)} for {count} training process{'es' * (count > 1)} on a node",
-            help=f"ask for at least {CPUS_PER_PROCESS * count} per node",
+            message=f"{cpus} CPU{'s' * (cpus > 1)} for {count} training process{'es' * (count > 1)} per node",
+            help=f"request at least {CPUS_PER_PROCESS * count} per node",
         )
 
 
 @rule("SLM005", "no-signal-before-the-limit", severity="info")
 def no_signal_before_the_limit(job: JobScript) -> Iterator[Finding]:
-    """The job gets no signal before its time is up.
+    """The job gets no signal before its time limit.
 
     ## What it does
     Looks for `--signal` in a training job with a time limit of an hour or more.
 
     ## Why it is bad
-    At the limit SLURM sends SIGTERM and, by default 30 seconds later, SIGKILL: too soon to save a large model. What was
-    trained since the last checkpoint is lost, or the checkpoint is cut short.
+    At the limit SLURM sends SIGTERM and, by default 30 seconds later, SIGKILL: too soon to save a large model. The
+    training since the last checkpoint is lost, or the checkpoint is incomplete.
 
     ## Example
     `#SBATCH --time=24:00:00` and a checkpoint every three hours.
 
     ## Fix
-    `#SBATCH --signal=USR1@300`, for a training script that saves when it gets the signal, and `--requeue`.
+    Add `#SBATCH --signal=USR1@300` and `--requeue` if the training script saves on that signal.
 
     ## Evidence
     https://slurm.schedmd.com/sbatch.html (--signal) and https://slurm.schedmd.com/slurm.conf.html (KillWait, 30
@@ -180,27 +178,27 @@ def no_signal_before_the_limit(job: JobScript) -> Iterator[Finding]:
         yield Finding(
             path=job.path,
             line=job.line("time"),
-            message=f"the job is killed after {duration_text(60 * job.minutes)} without a signal beforehand: what was "
-            "trained since the last checkpoint is lost",
+            message=f"the job is killed after {duration_text(60 * job.minutes)} without a signal beforehand, so "
+            "the training since the last checkpoint is lost",
             help="add #SBATCH --signal=USR1@300 if the training script saves on that signal, or save more often",
         )
 
 
 @rule("SLM006", "master-on-localhost", severity="error")
 def master_on_localhost(job: JobScript) -> Iterator[Finding]:
-    """Several nodes use localhost as their meeting point.
+    """Several nodes use localhost as the master address.
 
     ## What it does
-    Looks for localhost or 127.0.0.1 as the meeting point in a job of more than one node.
+    Looks for localhost or 127.0.0.1 as the master address in a job with more than one node.
 
     ## Why it is bad
-    localhost is a different machine on every node: each waits for the others on itself until the timeout.
+    On every node localhost is the node itself: each waits for the others there until the timeout.
 
     ## Example
     `export MASTER_ADDR=localhost` in a job with `--nodes=2`.
 
     ## Fix
-    `MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)`.
+    Set `MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)`.
 
     ## Evidence
     pytorch/pytorch#76069.
@@ -212,8 +210,8 @@ def master_on_localhost(job: JobScript) -> Iterator[Finding]:
             yield Finding(
                 path=job.path,
                 line=line,
-                message=f"{name} is {address}, and the job has {job.nodes} nodes: each would wait on itself",
-                help='name the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                message=f"{name} is {address}, but the job has {job.nodes} nodes: each would wait for itself",
+                help='use the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             )
             return
 
@@ -232,26 +230,26 @@ def _addresses(job: JobScript) -> Iterator[tuple[str, str, int]]:
 
 @rule("SLM007", "launch-misses-nodes", severity="error")
 def launch_misses_nodes(job: JobScript) -> Iterator[Finding]:
-    """The launch does not match the nodes that the job has.
+    """The launch does not match the nodes of the job.
 
     ## What it does
-    In a job of several nodes: looks for anything that starts processes on the others (srun, mpirun, ssh…), and compares
-    the number of machines given to torchrun or accelerate with that of the nodes. In a job of one node, which is not
-    an array: looks for a launch on several machines.
+    In a job with several nodes, looks for a command that starts processes on the others (srun, mpirun, ssh…), and
+    compares the number of machines in torchrun's or accelerate's options with the number of nodes. In a job with one
+    node that is not an array, looks for a launch on several machines.
 
     ## Why it is bad
     A batch script runs on the first node only: without srun the others stay idle, and the launcher waits for them. With
-    too few machines every node trains a run of its own, and they overwrite each other's checkpoints.
+    too few machines every node trains a separate run, and they overwrite each other's checkpoints.
 
     ## Example
-    `#SBATCH --nodes=2` and `srun torchrun --nproc_per_node=4 train.py`, which means one machine.
+    `#SBATCH --nodes=2` and `srun torchrun --nproc_per_node=4 train.py`, which launches on one machine.
 
     ## Fix
-    `srun torchrun --nnodes=$SLURM_NNODES …`, one task per node.
+    Use `srun torchrun --nnodes=$SLURM_NNODES …` with one task per node.
 
     ## Evidence
     https://slurm.schedmd.com/sbatch.html: "Slurm runs a single copy of the batch script on the first node".
-    Lightning-AI/pytorch-lightning#8707: a run on two nodes that froze until `srun` was put before it.
+    Lightning-AI/pytorch-lightning#8707: a run on two nodes hung until `srun` was added.
     """
     launch, nodes = job.launch, job.nodes
     if launch is None or not nodes:
@@ -260,16 +258,14 @@ def launch_misses_nodes(job: JobScript) -> Iterator[Finding]:
         yield from _too_many_machines(job)
         return
     if not job.reaches_nodes:
-        message, help_ = f"{launch.tool} starts on the first of {nodes} nodes only", "put srun before it"
+        message, help_ = f"{launch.tool} starts on the first of {nodes} nodes only", "start it with srun"
     elif (
         launch.srun and launch.tool != "python" and launch.tasks_per_node == 1 and launch.machines not in (None, nodes)
     ):
         flag = "nnodes" if launch.tool == "torchrun" else "num_machines"
         by_variable = launch.tool in COMMANDS
-        consequence = (
-            "each trains a run of its own" if launch.machines == 1 else "it waits for machines that never come"
-        )
-        message = f"{launch.tool} is told {launch.machines} machine{'s' * (launch.machines != 1)}, and the job has "
+        consequence = "each trains a separate run" if launch.machines == 1 else "it waits for machines that never start"
+        message = f"{launch.tool} is set to {launch.machines} machine{'s' * (launch.machines != 1)}, but the job has "
         message += f"{nodes} nodes: {consequence}"
         help_ = "set NNODES=$SLURM_NNODES" if by_variable else f"write --{flag}=$SLURM_NNODES"
     else:
@@ -288,8 +284,8 @@ def _too_many_machines(job: JobScript) -> Iterator[Finding]:
         yield Finding(
             path=job.path,
             line=launch.lines.get(flag, launch.line),
-            message=f"{launch.tool} is told {launch.machines} machines with --{flag}, and --nodes asks for one: it "
-            "waits for machines that never come",
+            message=f"--{flag} of {launch.tool} is {launch.machines}, but --nodes requests one node: it "
+            "waits for machines that never start",
             help=f"write #SBATCH --nodes={launch.machines}, or --{flag}=1",
         )
 
@@ -302,7 +298,7 @@ def option_after_a_command(job: JobScript) -> Iterator[Finding]:
     Looks for #SBATCH lines below the first line that is not a comment.
 
     ## Why it is bad
-    sbatch stops reading options there, without a message: the job gets the cluster's default instead.
+    sbatch silently ignores options after the first command: the job gets the cluster's defaults instead.
 
     ## Example
     `set -e` above `#SBATCH --time=24:00:00`.
@@ -317,14 +313,14 @@ def option_after_a_command(job: JobScript) -> Iterator[Finding]:
         yield Finding(
             path=job.path,
             line=line,
-            message=f"the #SBATCH on line {line} comes after the first command, where sbatch no longer reads it",
+            message=f"the #SBATCH on line {line} comes after the first command, so sbatch ignores it",
             help="move it above the first command",
         )
 
 
 @rule("SLM009", "dos-line-breaks", severity="error")
 def dos_line_breaks(job: JobScript) -> Iterator[Finding]:
-    """The script has Windows line breaks.
+    """The script has Windows line endings.
 
     ## What it does
     Looks for carriage returns at the ends of lines.
@@ -344,26 +340,26 @@ def dos_line_breaks(job: JobScript) -> Iterator[Finding]:
     if job.dos_line_breaks:
         yield Finding(
             path=job.path,
-            message="its lines end in \\r\\n, which sbatch refuses",
+            message="its lines end in \\r\\n, which sbatch rejects",
             help="convert it: sed -i 's/\\r$//' FILE",
         )
 
 
 @rule("SLM010", "port-is-fixed", severity="info")
 def port_is_fixed(job: JobScript) -> Iterator[Finding]:
-    """The processes meet at a port that is written into the script, on a node that other jobs share.
+    """The master port is hard-coded, but other jobs can share the node.
 
     ## What it does
-    Looks for a constant port in a job of one node that takes fewer than eight GPUs and is not exclusive.
+    Looks for a constant port in a single-node job that uses fewer than eight GPUs and is not exclusive.
 
     ## Why it is bad
-    A second copy of the job on the same node finds the port taken and stops, or joins the other run.
+    A second copy of the job on the same node stops because the port is in use, or joins the other run.
 
     ## Example
     `export MASTER_PORT=29500` in a job with one of a node's four GPUs, submitted twice.
 
     ## Fix
-    `torchrun --standalone` on one node, or a port derived from the job's number.
+    Use `torchrun --standalone` on one node, or derive the port from the job id.
 
     ## Evidence
     TorchDR/TorchDR#249, m2lines/Samudra#805.
@@ -376,7 +372,7 @@ def port_is_fixed(job: JobScript) -> Iterator[Finding]:
             yield Finding(
                 path=job.path,
                 line=line,
-                message=f"{name} is {port} in every job: two of them on one node take the port from each other",
+                message=f"{name} is {port} in every job: two jobs on one node would use the same port",
                 help="use torchrun --standalone, or MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
             )
             return

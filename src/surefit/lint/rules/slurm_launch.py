@@ -18,15 +18,15 @@ NAMES |= {"%a": "$SLURM_ARRAY_TASK_ID", "%u": "$USER"}
 """Patterns in the names of log files → the shell variables with the same value."""
 APART = {
     "accelerate": (
-        (("multi_gpu", "use_fsdp", "use_deepspeed", "cpu", "tpu"), "they choose different kinds of launch"),
+        (("multi_gpu", "use_fsdp", "use_deepspeed", "cpu", "tpu"), "they select different launch modes"),
 
     ),
     "deepspeed": (
-        (("include", "num_gpus"), "the launcher takes a list of GPUs or their number"),
-        (("include", "num_nodes"), "the launcher takes a list of nodes or their number"),
-        (("exclude", "num_gpus"), "the launcher takes a list of GPUs or their number"),
-        (("exclude", "num_nodes"), "the launcher takes a list of nodes or their number"),
-        (("include", "exclude"), "the launcher takes one of the two lists"),
+        (("include", "num_gpus"), "the launcher accepts a list of GPUs or their number"),
+        (("include", "num_nodes"), "the launcher accepts a list of nodes or their number"),
+        (("exclude", "num_gpus"), "the launcher accepts a list of GPUs or their number"),
+        (("exclude", "num_nodes"), "the launcher accepts a list of nodes or their number"),
+        (("include", "exclude"), "the launcher accepts one of the two lists"),
     ),
 }  # fmt: skip
 """Launcher → (options that exclude each other, why)."""
@@ -37,15 +37,14 @@ def memory_too_small(job: JobScript) -> Iterator[Finding]:
     """The job requests less memory than a training process needs to start.
 
     ## What it does
-    Reads `--mem`, `--mem-per-cpu` and `--mem-per-gpu` of a job that trains; a number without a unit is one of
-    megabytes.
+    Reads `--mem`, `--mem-per-cpu` and `--mem-per-gpu` of a training job; a number without a unit is in megabytes.
 
     ## Why it is bad
-    SLURM kills the job while it imports PyTorch or loads the model: "oom-kill event" and no message of the script's
-    own.
+    SLURM kills the job while it imports PyTorch or loads the model, with "oom-kill event" and no message from the
+    script.
 
     ## Example
-    `#SBATCH --mem=240`, which is 240 MB and was meant as 240 GB.
+    `#SBATCH --mem=240`, which is 240 MB, not 240 GB.
 
     ## Fix
     Write the unit: `--mem=240G`.
@@ -61,28 +60,28 @@ def memory_too_small(job: JobScript) -> Iterator[Finding]:
     yield Finding(
         path=job.path,
         line=job.line(name),
-        message=f"--{name}={value} comes to {bytes_text(round(requested * 2**20))} on a node, less than PyTorch needs",
-        help=f"write --{name}={value}G" if value.isdecimal() else "ask for several gigabytes",
+        message=f"--{name}={value} is {bytes_text(round(requested * 2**20))} per node, less than PyTorch needs",
+        help=f"write --{name}={value}G" if value.isdecimal() else "request several gigabytes",
     )
 
 
 @rule("SLM043", "log-folder-absent", severity="warning")
 def log_folder_absent(job: JobScript) -> Iterator[Finding]:
-    """The job's output goes to a folder that does not exist when the job starts.
+    """The job's log folder does not exist when the job starts.
 
     ## What it does
-    Looks at the folders of `--output` and `--error`: one with a pattern such as %j in its name, one that the script
-    itself makes, and a relative one that lies neither here nor beside the script.
+    Looks at the folders of `--output` and `--error` for a name with a pattern such as %j, a folder that the script
+    itself creates, and a relative path that exists neither here nor beside the script.
 
     ## Why it is bad
-    SLURM opens the file before the first line of the script runs, and makes no folder: the job fails at once, and
-    writes no message anywhere.
+    SLURM opens the file before the script runs, and does not create folders: the job fails at once, without any
+    message.
 
     ## Example
     `#SBATCH --output=logs/%x/%j.out` with `mkdir -p logs/$SLURM_JOB_NAME` in the script.
 
     ## Fix
-    Make the folder before `sbatch`, and leave patterns to the name of the file.
+    Create the folder before `sbatch`, and use patterns in the file name only.
 
     ## Evidence
     https://slurm.schedmd.com/sbatch.html, --output: the batch script's standard output is connected "directly to the
@@ -97,18 +96,18 @@ def log_folder_absent(job: JobScript) -> Iterator[Finding]:
         reported.add(folder)
         expanded = os.path.normpath(re.sub(r"%\d*[xjJAau]", lambda match: NAMES[f"%{match[0][-1]}"], folder))
         if re.search(r"%\d*[A-Za-z]", folder):
-            reason = "its name is only known once the job runs"
+            reason = "its name is known only when the job runs"
         elif any(path == expanded or path.startswith(f"{expanded}/") for path in made_folders):
-            reason = "the script makes it when the file is already opened"
+            reason = "the script creates it after the file is opened"
         elif _is_absent(folder, job):
-            reason = "it is not there"
+            reason = "it does not exist"
         else:
             continue
         yield Finding(
             path=job.path,
             line=job.line(name),
-            message=f"--{name} writes into the folder {folder}, which SLURM does not make: {reason}",
-            help="make the folder before sbatch, and leave %j and the like to the name of the file",
+            message=f"--{name} writes into the folder {folder}, which SLURM does not create: {reason}",
+            help="create the folder before sbatch, and use patterns such as %j in the file name only",
         )
 
 
@@ -125,18 +124,18 @@ def devices_hidden(job: JobScript) -> Iterator[Finding]:
     """CUDA_VISIBLE_DEVICES does not match the processes of the launch, or the GPUs of the job.
 
     ## What it does
-    Counts the devices in a constant CUDA_VISIBLE_DEVICES and compares them with the processes of the launch, and its
-    numbers with the GPUs that the job requests.
+    Counts the devices in a constant CUDA_VISIBLE_DEVICES, and compares them with the processes of the launch and the
+    GPUs that the job requests.
 
     ## Why it is bad
-    The processes beyond the list stop with "invalid device ordinal"; a number that the job was not given is a GPU that
-    is not there, or another job's.
+    Processes without a device stop with "invalid device ordinal"; a number outside the job's GPUs does not exist, or
+    belongs to another job.
 
     ## Example
     `export CUDA_VISIBLE_DEVICES=0,1` above `torchrun --nproc_per_node=4`.
 
     ## Fix
-    Leave the variable out: SLURM sets it.
+    Remove the variable: SLURM sets it.
 
     ## Evidence
     https://slurm.schedmd.com/gres.html: SLURM sets CUDA_VISIBLE_DEVICES to the GPUs of the job.
@@ -147,13 +146,9 @@ def devices_hidden(job: JobScript) -> Iterator[Finding]:
     devices = [int(number) for number in value[0].strip(",").split(",")]
     count = launch.per_node or 0
     if launch.tool != "deepspeed" and count > len(devices):  # deepspeed ignores the variable if it gets a number
-        message = (
-            f"{launch.tool} starts {count} processes on a node, and CUDA_VISIBLE_DEVICES shows them {len(devices)}"
-        )
+        message = f"{launch.tool} starts {count} processes per node, but CUDA_VISIBLE_DEVICES lists {len(devices)} GPUs"
     elif job.gpus_per_node and max(devices) >= job.gpus_per_node:
-        message = (
-            f"CUDA_VISIBLE_DEVICES names device {max(devices)}, and the job has {job.gpus_per_node} GPUs on a node"
-        )
+        message = f"CUDA_VISIBLE_DEVICES names device {max(devices)}, but the job has {job.gpus_per_node} GPUs per node"
     else:
         return
     yield Finding(
@@ -161,27 +156,27 @@ def devices_hidden(job: JobScript) -> Iterator[Finding]:
         line=value[1],
         field="CUDA_VISIBLE_DEVICES",
         message=message,
-        help="leave CUDA_VISIBLE_DEVICES to SLURM, or name a GPU for each process",
+        help="remove CUDA_VISIBLE_DEVICES, which SLURM sets, or list a GPU for each process",
     )
 
 
 @rule("SLM045", "line-continues-nothing", severity="error")
 def line_continues_nothing(job: JobScript) -> Iterator[Finding]:
-    """A line begins with an option, and the line above it has ended its command.
+    """A line begins with an option, but the line above does not continue.
 
     ## What it does
-    Looks for lines that begin with `-` outside of brackets, quotes and here-documents, where the line before them does
-    not end in a backslash, or is a comment.
+    Looks for lines that begin with `-` outside of brackets, quotes and here-documents, after a line that does not end
+    with a backslash, or that is a comment.
 
     ## Why it is bad
-    The run starts without the options of this line and those below it, and the shell then looks for a command called
-    `--per_device_train_batch_size`.
+    The run starts without the options of this line and those below it, and the shell then reports that
+    `--per_device_train_batch_size` is not a command.
 
     ## Example
-    `--learning_rate 1e-5` without a backslash behind it, and `--num_train_epochs 3` on the next line.
+    `--learning_rate 1e-5` without a trailing backslash, and `--num_train_epochs 3` on the next line.
 
     ## Fix
-    End the line above with a backslash; take comments and empty lines out of the command.
+    End the line above with a backslash; remove comments and empty lines from the command.
 
     ## Evidence
     Bash's manual, "Escape Character": only a backslash right before the line break continues a line.
@@ -190,8 +185,8 @@ def line_continues_nothing(job: JobScript) -> Iterator[Finding]:
         yield Finding(
             path=job.path,
             line=line,
-            message=f"{option} begins a command of its own: line {line - 1} does not continue",
-            help=f"end line {line - 1} with a backslash; a comment or an empty line there ends the command, too",
+            message=f"{option} begins a new command: line {line - 1} does not continue",
+            help=f"end line {line - 1} with a backslash; a comment or an empty line also ends the command",
         )
 
 
@@ -200,8 +195,8 @@ def launcher_options_apart(job: JobScript) -> Iterator[Finding]:
     """A launcher gets options that exclude each other.
 
     ## What it does
-    Compares the options of accelerate, deepspeed and torchrun with those that exclude each other, and their number of
-    processes with what `--multi_gpu` needs.
+    Looks for options of accelerate, deepspeed and torchrun that exclude each other, and for `--multi_gpu` with a single
+    process.
 
     ## Why it is bad
     The launcher stops before any process starts; torchrun's `--standalone` makes every machine wait for itself.
@@ -210,7 +205,7 @@ def launcher_options_apart(job: JobScript) -> Iterator[Finding]:
     `deepspeed --num_gpus 4 --include localhost:0,1 train.py`, `accelerate launch --multi_gpu --use_fsdp train.py`.
 
     ## Fix
-    Take one of them out.
+    Remove one of them.
 
     ## Evidence
     DeepSpeed 0.19, launcher/runner.py: "Cannot specify num_nodes/gpus with include/exclude". Accelerate 1.15,
@@ -223,21 +218,21 @@ def launcher_options_apart(job: JobScript) -> Iterator[Finding]:
                 yield Finding(
                     path=job.path,
                     line=launch.lines.get(flags[1], launch.line),
-                    message=f"{launch.tool} does not take --{flags[0]} and --{flags[1]} together: {reason}",
-                    help=f"take --{flags[0]} or --{flags[1]} out",
+                    message=f"{launch.tool} does not accept --{flags[0]} with --{flags[1]}: {reason}",
+                    help=f"remove --{flags[0]} or --{flags[1]}",
                 )
                 break
         if launch.tool == "torchrun" and "standalone" in launch.flags and (launch.machines or 1) > 1:
             yield Finding(
                 path=job.path,
                 line=launch.lines.get("standalone", launch.line),
-                message=f"--standalone is for one machine, and --nnodes is {launch.machines}: each waits on itself",
-                help="write --rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT in its place",
+                message=f"--standalone is for one machine, but --nnodes is {launch.machines}: each waits for itself",
+                help="write --rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT instead",
             )
         if launch.tool == "accelerate" and "multi_gpu" in launch.flags and launch.processes == 1:
             yield Finding(
                 path=job.path,
                 line=launch.lines.get("num_processes", launch.line),
-                message="--multi_gpu needs two processes or more, and --num_processes is 1",
-                help="take --multi_gpu out, or start a process for each GPU",
+                message="--multi_gpu needs two processes or more, but --num_processes is 1",
+                help="remove --multi_gpu, or start a process for each GPU",
             )

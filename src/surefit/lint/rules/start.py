@@ -28,15 +28,15 @@ def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Ite
     this machine; for bitsandbytes, GPTQ and AWQ, see MOD012.
 
     ## Why it is bad
-    Such files hold packed numbers and their scales in place of matrices. Training would stop at loading, or go on with
+    Such files hold packed numbers and scales instead of matrices. Training would stop at loading, or continue with
     layers that an adapter cannot be merged into.
 
     ## Example
-    DeepSeek-V4 as it is published: experts packed in FP4, with scales that are powers of two.
+    DeepSeek-V4 as published: experts packed in FP4, with scales that are powers of two.
 
     ## Fix
-    Take a copy of the model in bfloat16. A model in FP8 or MXFP4 that is named by its hub id is downloaded
-    first: `hf download NAME`.
+    Use a bfloat16 copy of the model. If the model is in FP8 or MXFP4 and named by its hub id, download it first: `hf
+    download NAME`.
 
     ## Evidence
     transformers 5.23 loads FP8 with blocks that do not divide a matrix (DeepSeek-V3's `kv_a_proj_with_mqa` has 576 rows
@@ -48,32 +48,32 @@ def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Ite
     if model.source == "local" and not model.has_weights:  # MOD002 reports it
         return
     absent = model.source in ("hub", "catalogue") or (model.source == "cache" and not model.has_weights)
-    problem, advice = f"is stored quantised ({method}), which SureFit does not read", "take a copy of it in bfloat16"
+    problem, advice = f"has quantized files ({method}), which SureFit does not read", "use a bfloat16 copy of it"
     if model.unreadable is not None:
-        problem = f"is stored in {method}, and cannot be dequantised: {model.unreadable}"
+        problem = f"is stored in {method}, and cannot be dequantized: {model.unreadable}"
     elif absent and method in METHODS:
-        problem = f"is stored in {method} and can be dequantised only after it has been downloaded"
+        problem = f"is stored in {method} and can be dequantized only after it has been downloaded"
         advice = f"hf download {config.model.name_or_path}"
     yield Finding(field=NAME, message=f"{model.name} {problem}", help=advice)
 
 
-@rule("MOD016", "base-dequantised-first", severity="info")
+@rule("MOD016", "base-dequantized-first", severity="info")
 def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """The base model is stored in FP8 or MXFP4, and is dequantized before it is loaded.
+    """The base model is stored in FP8 or MXFP4, and is dequantized before loading.
 
     ## What it does
     Reports the size of the model that training loads: the files are dequantized once, into SureFit's cache.
 
     ## Why it is bad
-    It is not. But the model takes twice the memory of its files in FP8, and four times that of files in MXFP4, and the
+    It is only a note: in memory the model needs twice the size of FP8 files, or four times that of MXFP4 files, and the
     merged model has that size too.
 
     ## Example
     A directory with Qwen3-8B-FP8: 9 GB of files, 16 GB of bfloat16 in memory.
 
     ## Fix
-    Nothing has to be done. `model.quantization: fp8` or `nf4` holds the frozen weights in fewer bits again. The
-    environment variable `SUREFIT_CACHE` says where the copy is kept.
+    None is needed. `model.quantization: fp8` or `nf4` stores the frozen weights in fewer bits again. The environment
+    variable `SUREFIT_CACHE` sets the directory of the copy.
 
     ## Evidence
     tests/unit/model/test_low_bits.py: FP8 is number × scale, rounded once; MXFP4 is what transformers computes from the
@@ -86,34 +86,35 @@ def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Findin
     can_quantize = config.train.method == "lora" and config.model.quantization == "none" and not model.expert_stacks
     yield Finding(
         field=NAME,
-        message=f"{model.name} is stored in {model.dequantized_from}: {size} are made of it once, in SureFit's cache, "
-        "and loaded",
-        help="model.quantization: fp8 or nf4 holds them in fewer bits" if can_quantize else None,
+        message=f"{model.name} is stored in {model.dequantized_from}: SureFit dequantizes it once, "
+        f"into {size} in its cache, and loads that",
+        help="model.quantization: fp8 or nf4 stores them in fewer bits" if can_quantize else None,
     )
 
 
 @rule("MOD017", "start-adapter-of-another-base", severity="warning")
 def start_adapter_of_another_base(config: Config) -> Iterator[Finding]:
-    """The adapter to continue from names another base model than the config.
+    """The adapter to continue from was trained on a different base model.
 
     ## What it does
     Compares the base that the adapter in `lora.start_from` was trained on (`surefit.json`, or
     `base_model_name_or_path` in adapter_config.json) with `model.name_or_path`, by name.
 
     ## Why it is bad
-    An adapter's factors only mean something together with the weights they were trained on. Training compares the
-    files of both bases and stops if they differ, but only after loading the base; for an adapter that PEFT saved there
-    is nothing to compare.
+    An adapter's factors are valid only with the weights that they were trained on. Training compares the files of both
+    bases and stops if they differ, but only after loading the base; for an adapter that PEFT saved there is nothing to
+    compare.
 
     ## Example
-    An adapter of the first run, while `model.name_or_path` names what the first run merged: it would be added twice.
+    An adapter of the first run, while `model.name_or_path` is the merged model of the first run: the adapter would be
+    added twice.
 
     ## Fix
     Name the base that the adapter was trained on. To train on top of a finished adapter, merge it and start from the
-    merged model with fresh factors.
+    merged model with new factors.
 
     ## Evidence
-    PEFT loads an adapter of any base with layers of the same shapes, without a warning.
+    PEFT loads an adapter on any base with layers of the same shapes, without a warning.
     """
     section = config.adapter
     if section is None or section.start_from is None:
@@ -124,9 +125,9 @@ def start_adapter_of_another_base(config: Config) -> Iterator[Finding]:
         return
     yield Finding(
         field="lora.start_from",
-        message=f"{section.start_from} was trained on {base}, and model.name_or_path is {config.model.name_or_path}",
-        help=f"name {base}; or, where that is merged already, leave start_from out. If both are the same files, "
-        "ignore this",
+        message=f"{section.start_from} was trained on {base}, but model.name_or_path is {config.model.name_or_path}",
+        help=f"name {base}; if the adapter is already merged, remove start_from; if both have the same files, "
+        "ignore this finding",
     )
 
 

@@ -35,23 +35,23 @@ def class_name(collator: str | None) -> str:
 
 @rule("TPL001", "no-generation-marks", severity="error")
 def no_generation_marks(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
-    """The loss is to fall on the assistant's turns only, and the chat template does not mark them.
+    """The loss should fall on the assistant's turns only, but the chat template does not mark them.
 
     ## What it does
-    Looks for `{% generation %}` in the chat template where a tool takes the assistant's tokens from those marks, as TRL
-    does under `assistant_only_loss`. SureFit finds the turns without marks. TRL replaces the templates of a few known
-    families by marked ones; those families are left out.
+    Looks for `{% generation %}` in the chat template if the tool relies on it to find the assistant's tokens, as TRL
+    does with `assistant_only_loss`. SureFit does not need it. TRL replaces the templates of a few known families with
+    marked ones; those families are skipped.
 
     ## Why it is bad
-    transformers returns a mask of zeros: there is no token to learn. Depending on the version the run stops, or it
+    transformers returns a mask of zeros: there is no supervised token. Depending on the version the run stops, or
     trains on nothing with a loss of 0.
 
     ## Example
     `assistant_only_loss: true` with the template of Mistral-7B-Instruct.
 
     ## Fix
-    Use rows of prompt and completion with `completion_only_loss`, or a template with `{% generation %}` around what the
-    assistant writes.
+    Use rows of prompt and completion with `completion_only_loss`, or a template with `{% generation %}` around the
+    assistant's text.
 
     ## Evidence
     huggingface/transformers#34172 and QwenLM/Qwen3#1522 (the error under TRL 0.19); huggingface/trl#4201 added a
@@ -63,9 +63,9 @@ def no_generation_marks(context: LintContext, setup: Setup, tokenizer: Tokenizer
     if not tokenizer.marks_generation and not family.startswith(PATCHED_BY_TRL):
         yield Finding(
             field="loss_on",
-            message=f"{setup.name('loss_on')} needs a chat template with {{% generation %}} marks, and that of "
+            message=f"{setup.name('loss_on')} needs a chat template with {{% generation %}} tags, but that of "
             f"{_model(context)} has none",
-            help="train on rows of prompt and completion, or mark what the assistant writes in the template",
+            help="train on rows of prompt and completion, or add the tags around the assistant's text",
         )
 
 
@@ -75,24 +75,24 @@ def _model(context: LintContext) -> str:
 
 @rule("TPL002", "end-of-turn-not-trained", severity="warning")
 def end_of_turn_not_trained(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
-    """The assistant's turns do not end with a token at which generation stops.
+    """The assistant's turns do not end with a stop token of generation.
 
     ## What it does
-    Renders a question and an answer with the model's chat template, and looks at what stands after the answer: a
-    special token, and one at which generation stops by generation_config.json or the tokenizer. SureFit adds the token
-    that ends a turn to the generation config of what it writes, and where a turn is ended by the token that begins the
-    next one (GLM) it trains on that. There only a template without any is a finding.
+    Renders a question and an answer with the model's chat template, and checks whether a special token follows the
+    answer that is a stop token in generation_config.json or the tokenizer. SureFit adds the end-of-turn token to the
+    generation config that it writes, and trains on the next turn's first token if that ends a turn (GLM). In SureFit's
+    own config, only a template without any such token is a finding.
 
     ## Why it is bad
-    The model learns to end its turns with a token at which generation does not stop, or with none: the answer is right,
-    and then it goes on until the limit.
+    The model learns to end its turns with a token at which generation does not stop, or with none: after a right answer
+    it continues until the token limit.
 
     ## Example
-    A chat set on the base model Qwen2.5-7B: its turns end with `<|im_end|>`, its generation config stops at
+    Chat data on the base model Qwen2.5-7B: turns end with `<|im_end|>`, but its generation config stops at
     `<|endoftext|>` only.
 
     ## Fix
-    Set the tool's end-of-sequence token to the one that ends the turns, or start from the instruct version.
+    Set the tool's EOS token to the end-of-turn token, or start from the instruct model.
 
     ## Evidence
     QwenLM/Qwen3#927, hiyouga/LlamaFactory#7454 (a tuned base model "doesn't stop generating").
@@ -105,8 +105,8 @@ def end_of_turn_not_trained(context: LintContext, setup: Setup, tokenizer: Token
             yield Finding(
                 field="base_model",
                 message=f"the chat template of {_model(context)} writes {tokenizer.turn_end!r} after an answer: "
-                "no special token that could end one",
-                help="use a chat template that ends the assistant's turn with a special token",
+                "no special token ends it",
+                help="use a chat template that ends the assistant's turns with a special token",
             )
     elif setup.tool != "surefit" and setup.eos_token != tokenizer.end_of_turn:
         stops = {*tokenizer.stop_ids, tokenizer.eos_id} - {None}
@@ -114,19 +114,19 @@ def end_of_turn_not_trained(context: LintContext, setup: Setup, tokenizer: Token
             yield Finding(
                 field="base_model",
                 message=f"the turns of {_model(context)} end with {tokenizer.end_of_turn!r} (id "
-                f"{tokenizer.end_of_turn_id}), and its generation stops at id "
+                f"{tokenizer.end_of_turn_id}), but generation stops at id "
                 f"{', '.join(map(str, sorted(s for s in stops if s is not None)))} only",
-                help=f"make {tokenizer.end_of_turn} the end-of-sequence token of what is trained",
+                help=f"set the tool's EOS token to {tokenizer.end_of_turn}",
             )
 
 
 @rule("TPL003", "pad-is-eos", severity="error")
 def pad_is_eos(setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
-    """The padding token is the token that ends an answer, and the collator masks every padding token.
+    """The padding token is the end-of-turn token, and the collator masks every padding token.
 
     ## What it does
-    Compares the ids where the config names one of the collators that make labels by masking all tokens equal to the
-    padding token. SureFit masks by position, so there the two may be the same.
+    Compares the two ids if the config names a collator that masks all tokens equal to the padding token. SureFit masks
+    by position, so with SureFit the two may be the same.
 
     ## Why it is bad
     The end of every answer is masked with the padding. The model never learns to stop.
@@ -135,7 +135,7 @@ def pad_is_eos(setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
     `tokenizer.pad_token = tokenizer.eos_token` with `DataCollatorForLanguageModeling`.
 
     ## Fix
-    Pad with a token of its own (a reserved one, or `<unk>`), or use a collator that masks by position.
+    Use a separate padding token (a reserved one, or `<unk>`), or a collator that masks by position.
 
     ## Evidence
     huggingface/transformers#23530, huggingface/trl#976.
@@ -144,29 +144,29 @@ def pad_is_eos(setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
     if class_name(setup.collator) in OVERWRITING_COLLATORS and tokenizer.pad_id is not None and tokenizer.pad_id == end:
         yield Finding(
             field="collator",
-            message=f"{class_name(setup.collator)} masks every {tokenizer.pad_token!r} (id {tokenizer.pad_id}), and "
-            "that is the token that ends an answer: no end is ever learnt",
-            help="give the tokenizer a padding token of its own, or use a collator that masks by position",
+            message=f"{class_name(setup.collator)} masks every {tokenizer.pad_token!r} (id {tokenizer.pad_id}), "
+            "which is also the end-of-turn token: the model never learns to stop",
+            help="give the tokenizer a separate padding token, or use a collator that masks by position",
         )
 
 
 @rule("TPL025", "pad-made-eos", severity="warning")
 def pad_made_eos(setup: Setup) -> Iterator[Finding]:
-    """A script pads with the end-of-sequence token, and its collator masks every padding token.
+    """The script pads with the EOS token, and its collator masks every padding token.
 
     ## What it does
-    Looks in a Python script for `pad_token = eos_token` beside a collator that makes labels by masking all tokens equal
-    to the padding token, which SFTTrainer made itself before TRL 0.16. If the tokenizer on this machine is set up like
-    that itself, TPL003 reports it.
+    Looks in a Python script for `pad_token = eos_token` together with a collator that masks all tokens equal to the
+    padding token, which before TRL 0.16 was SFTTrainer's default. If the tokenizer on this machine already has the same
+    token for both, TPL003 reports it.
 
     ## Why it is bad
-    The end-of-sequence token at the end of each text is masked with the padding: the model does not learn to stop.
+    The EOS token at the end of each text is masked like padding: the model does not learn to stop.
 
     ## Example
     `tokenizer.pad_token = tokenizer.eos_token` with `DataCollatorForLanguageModeling(tokenizer, mlm=False)`.
 
     ## Fix
-    Pad with a token of its own (a reserved one, or `<unk>`), or use a collator that masks by position.
+    Use a separate padding token (a reserved one, or `<unk>`), or a collator that masks by position.
 
     ## Evidence
     huggingface/transformers#23530, huggingface/trl#976.
@@ -174,18 +174,18 @@ def pad_made_eos(setup: Setup) -> Iterator[Finding]:
     if setup.pad_is_eos and class_name(setup.collator) in OVERWRITING_COLLATORS:
         yield Finding(
             field="pad_is_eos",
-            message=f"the padding token is made the end-of-sequence token, and {class_name(setup.collator)} masks "
-            "every padding token: no end is learnt",
-            help="give the tokenizer a padding token of its own, or use a collator that masks by position",
+            message=f"the padding token is set to the EOS token, and {class_name(setup.collator)} masks "
+            "every padding token: the model does not learn to stop",
+            help="give the tokenizer a separate padding token, or use a collator that masks by position",
         )
 
 
 @rule("TPL004", "no-pad-token", severity="error")
 def no_pad_token(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
-    """The tokenizer has no padding token, and the collator needs one.
+    """The tokenizer has no padding token, but the collator needs one.
 
     ## What it does
-    Looks at the tokenizer where the config names one of transformers' collators and the micro batch is larger than 1.
+    Looks at the tokenizer if the config names one of transformers' collators and the micro batch is larger than 1.
     SureFit needs no padding token: it masks padding by position.
 
     ## Why it is bad
@@ -196,7 +196,7 @@ def no_pad_token(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) 
     Llama-2-7b with `DataCollatorForLanguageModeling`.
 
     ## Fix
-    Set a padding token that is not the end-of-sequence token (see TPL003).
+    Set a padding token that is not the EOS token (see TPL003).
 
     ## Evidence
     huggingface/transformers#22312.
@@ -209,41 +209,41 @@ def no_pad_token(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) 
     if needs_padding and tokenizer.file and tokenizer.pad_token is None and setup.micro_batch != 1:
         yield Finding(
             field="collator",
-            message=f"{class_name(setup.collator)} pads with the tokenizer's padding token, and that of "
+            message=f"{class_name(setup.collator)} needs a padding token, but the tokenizer of "
             f"{_model(context)} has none",
-            help="set pad_token to a reserved token that is not the end-of-sequence token",
+            help="set pad_token to a reserved token that is not the EOS token",
         )
 
 
 @rule("TPL005", "template-ignores-tools", severity="error")
 def template_ignores_tools(context: LintContext, audit: AuditFacts) -> Iterator[Finding]:
-    """The rows have tools, and the chat template does not write them.
+    """The rows have tools, but the chat template does not render them.
 
     ## What it does
     Renders a sample of the rows (an audit renders all) with the model's own chat template (of several, the one for rows
     with tools), and looks for the names of the tools in the result.
 
     ## Why it is bad
-    The template silently leaves them out. The model is trained to call functions that it was never shown: it
-    learns the names by heart, and fails on every other tool.
+    The template silently omits them. The model is trained to call functions that are not in its prompt: it memorizes
+    the names, and fails with every other tool.
 
     ## Example
-    Rows with `messages` and `tools` on a model whose template was written before tools.
+    Rows with `messages` and `tools` on a model whose template does not support tools.
 
     ## Fix
-    Use a model whose template writes tools, or a recipe that puts them into the system message (`function_calling`).
+    Use a model whose template renders tools, or a recipe that puts them into the system message (`function_calling`).
 
     ## Evidence
-    axolotl-ai-cloud/axolotl#2115 (tools not passed on to the template); huggingface/transformers#32130 (a template
-    that leaves them out).
+    axolotl-ai-cloud/axolotl#2115 (tools not passed to the template); huggingface/transformers#32130 (a template that
+    omits them).
     """
     yield from rows_found(
         audit,
         "tools_left_out",
         ANY,
-        f"the chat template of {_model(context)} does not write the tools of {{rows}}: the model would not see them"
+        f"the chat template of {_model(context)} does not render the tools of {{rows}}: the model would not see them"
         "{first}",
-        "use a model whose template writes tools, or a recipe that puts them into the system message",
+        "use a model whose template renders tools, or a recipe that puts them into the system message",
     )
 
 
@@ -254,19 +254,19 @@ def vocabulary_larger_than_embedding(
     """The tokenizer has tokens for which the model has no embedding.
 
     ## What it does
-    Compares the ids with `vocab_size`: those of the plain vocabulary, and those of the special tokens that text will
-    contain (padding, beginning and end, what the chat template writes). Other special tokens do no harm: Gemma 3's text
-    models have one for images behind their embedding.
+    Compares the ids of the plain vocabulary, and of the special tokens that texts contain (padding, BOS, EOS, and the
+    chat template's tokens), with `vocab_size`. Other special tokens do no harm: Gemma 3's text models have one for
+    images whose id is beyond the embedding.
 
     ## Why it is bad
-    The first such token stops the run with an index error; on a GPU the message ("device-side assert") says nothing
-    about it.
+    The first such token stops the run with an index error; on a GPU the message ("device-side assert") does not name
+    the cause.
 
     ## Example
-    A `[PAD]` that was added with id 32000 to a Llama-2 tokenizer, without resizing the model's embedding.
+    A `[PAD]` token that was added to a Llama-2 tokenizer with id 32000, without resizing the embedding.
 
     ## Fix
-    Use an existing reserved token, or save the model with its embedding resized.
+    Use an existing reserved token, or save the model with a resized embedding.
 
     ## Evidence
     huggingface/transformers#12763 and #11102 ("index out of range" after adding tokens).
@@ -284,32 +284,32 @@ def vocabulary_larger_than_embedding(
         )
         yield Finding(
             field="base_model" if context.setup else "model.name_or_path",
-            message=f"the tokenizer goes beyond the {size:,} embeddings of {model.name}: {listed}",
-            help="use a reserved token instead, or save the model with its embedding resized",
+            message=f"the tokenizer has ids beyond the {size:,} embeddings of {model.name}: {listed}",
+            help="use a reserved token instead, or save the model with a resized embedding",
         )
 
 
 @rule("TPL007", "no-such-template-switch", severity="error")
 def no_such_template_switch(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
-    """A switch is set that the chat template does not have.
+    """A `chat_template_kwargs` entry is set that the chat template does not use.
 
     ## What it does
     Reads the chat template's source for the variables that it uses without setting them itself, and compares them with
     `model.chat_template_kwargs` and `evaluate.chat_template_kwargs`.
 
     ## Why it is bad
-    A template silently leaves out what it does not know: the prompts are the same as without the setting, and the
-    model goes on thinking, or not, as before.
+    A template silently ignores variables that it does not use: the prompts are the same as without the setting, and the
+    model reasons, or does not, as before.
 
     ## Example
-    `chat_template_kwargs: {enable_thinking: false}` on Qwen2.5, or on Qwen3-4B-Instruct-2507, which never thinks.
+    `chat_template_kwargs: {enable_thinking: false}` on Qwen2.5, or on Qwen3-4B-Instruct-2507, which never reasons.
 
     ## Fix
-    Write the name that the template reads, or take the setting away.
+    Write the name that the template uses, or remove the setting.
 
     ## Evidence
-    modelscope/ms-swift#4276 (`enable_thinking` set where nothing reads it, and the model still thinks); a template gets
-    its variables from Jinja, for which an unknown one is no error.
+    modelscope/ms-swift#4276 (`enable_thinking` is not used by the template, and the model still reasons); for Jinja, an
+    unknown variable is not an error.
     """
     template = tokenizer.chat_template
     if not template:
@@ -323,32 +323,32 @@ def no_such_template_switch(context: LintContext, config: Config, tokenizer: Tok
             if name not in variables:
                 yield Finding(
                     field=f"{section}.chat_template_kwargs",
-                    message=f"the chat template of {_model(context)} reads no {name!r}: it writes the same as without"
+                    message=f"the chat template of {_model(context)} does not use {name!r}, so it has no effect"
                     f"{did_you_mean(name, sorted(variables))}",
-                    help="write a name that the template reads, or take the switch away",
+                    help="write a name that the template uses, or remove the entry",
                 )
 
 
 @rule("TPL011", "template-refuses", severity="error")
 def template_refuses(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
-    """The chat template raises an error for a question and its answer.
+    """The chat template raises an error for a simple conversation.
 
     ## What it does
-    Where the rows are conversations, renders a user's question and an assistant's answer with the chat template. Not in
-    another tool's config.
+    If the rows are conversations, renders a user's question and an assistant's answer with the chat template. Skipped
+    for another tool's config.
 
     ## Why it is bad
-    No row can be written: training stops at the first one.
+    No row can be rendered: training stops at the first one.
 
     ## Example
-    A template that was cut short while it was copied: `Unexpected end of template`.
+    A template that was truncated when it was copied: `Unexpected end of template`.
 
     ## Fix
-    Take the template of the model's own repository, or set `model.chat_template`.
+    Use the template from the model's repository, or set `model.chat_template`.
 
     ## Evidence
-    Templates call `raise_exception` for roles that they do not know, and a copied one may lack its end. Before this
-    rule the run stopped after the model was loaded.
+    Templates call `raise_exception` for unknown roles, and a copied one may be incomplete. Before this rule existed,
+    the run stopped after the model was loaded.
     """
     if not tokenizer.chat_template or context.is_foreign or not makes_conversations(context, config):
         return
@@ -366,33 +366,33 @@ def template_refuses(context: LintContext, config: Config, tokenizer: TokenizerF
     except TemplateRefused as error:
         yield Finding(
             field="model.chat_template" if config.model.chat_template else "model.name_or_path",
-            message=f"the chat template of {_model(context)} refuses a question and its answer: "
+            message=f"the chat template of {_model(context)} raises an error for a question and its answer: "
             f"{truncate_text(' '.join(str(error).split()), 120)}",
-            help="take the template of the model's own repository, or set model.chat_template",
+            help="use the template from the model's repository, or set model.chat_template",
         )
 
 
 @rule("TPL008", "asked-in-another-way-than-trained", severity="warning")
 def asked_in_another_way(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
-    """The prompts of scoring are rendered differently from the prompts of training.
+    """Evaluation prompts are rendered differently from training prompts.
 
     ## What it does
-    Renders a prompt with the chat template, once with the switches of training
-    (`model.chat_template_kwargs`) and once with those of scoring (`evaluate.chat_template_kwargs` in their place).
+    Renders a prompt with the chat template, once with the training settings (`model.chat_template_kwargs`) and once
+    with the evaluation settings (`evaluate.chat_template_kwargs` instead).
 
     ## Why it is bad
-    The tuned model has learnt what comes after one text, and is given another. Qwen3 writes an empty
-    `<think></think>` into the prompt where `enable_thinking` is false, and leaves it to the model where it is true: a
-    model that was trained with it in its answers writes it twice, one that was trained without begins to think.
+    The model is evaluated on prompts that it was not trained on. With `enable_thinking: false`, Qwen3's template puts
+    an empty `<think></think>` into the prompt; with true, the model generates it. A model that was trained with it in
+    its answers then writes it twice, and one that was trained without it begins to reason.
 
     ## Example
-    `evaluate: {chat_template_kwargs: {enable_thinking: false}}` for a run that trains without the switch.
+    `evaluate: {chat_template_kwargs: {enable_thinking: false}}` for a run that trains without this setting.
 
     ## Fix
-    Set the switch in `model.chat_template_kwargs`: training, scoring and the merged model then agree.
+    Set it in `model.chat_template_kwargs`: training, evaluation and the merged model then agree.
 
     ## Evidence
-    hiyouga/LlamaFactory#9765 (trained without thinking, merged, and the merged model thinks), #9092.
+    hiyouga/LlamaFactory#9765 (trained without reasoning, but the merged model reasons), #9092.
     """
     template, train_switches = tokenizer.chat_template, config.model.chat_template_kwargs
     if not template or not config.evaluate.chat_template_kwargs:
@@ -413,9 +413,9 @@ def asked_in_another_way(context: LintContext, config: Config, tokenizer: Tokeni
         position = _first_difference(train_prompt, scoring_prompt)
         yield Finding(
             field="evaluate.chat_template_kwargs",
-            message=f"training asks for an answer with {_end(train_prompt, position)}, and scoring with "
+            message=f"training prompts end with {_end(train_prompt, position)}, evaluation prompts with "
             f"{_end(scoring_prompt, position)}",
-            help="set it in model.chat_template_kwargs, which is for both; or say in lint.ignore why they differ",
+            help="set it in model.chat_template_kwargs, which applies to both; or give the reason in lint.ignore",
         )
 
 
@@ -423,29 +423,29 @@ def asked_in_another_way(context: LintContext, config: Config, tokenizer: Tokeni
 def two_chat_templates(
     context: LintContext, config: Config, model: ModelFacts, tokenizer: TokenizerFacts
 ) -> Iterator[Finding]:
-    """The model has another chat template than the one used in training.
+    """The model has a chat template that differs from the one used in training.
 
     ## What it does
-    Renders a short conversation, with a tool where the rows have tools, with both: with `model.chat_template` and the
-    model's own; or with chat_template.jinja and the entry in tokenizer_config.json, where a model has both. Templates
-    that write the same are fine.
+    Renders a short conversation (with a tool if the rows have tools) with both templates: `model.chat_template` and the
+    model's own, or chat_template.jinja and the entry in tokenizer_config.json if a model has both. Templates that
+    render the same text are fine.
 
     ## Why it is bad
-    SureFit and transformers use chat_template.jinja, and SureFit saves the template of training alone. But
-    a server of base and adapter renders prompts with the base's own, and older tools read tokenizer_config.json: the
-    model is given another text than it has learnt to answer.
+    SureFit and transformers use chat_template.jinja, and SureFit saves only the training template. But a server of base
+    and adapter renders prompts with the base's own, and older tools read tokenizer_config.json: the model gets prompts
+    that differ from its training.
 
     ## Example
     `model.chat_template: plain` for an instruct model.
 
     ## Fix
-    Leave `model.chat_template` out for a model that has a template. Otherwise serve `merged/`, or give the server
-    `adapter/chat_template.jinja`, as the commands that `surefit serve-check` prints do. If a directory has two, delete
-    the unintended one.
+    Remove `model.chat_template` if the model has a template. Otherwise serve `merged/`, or pass
+    `adapter/chat_template.jinja` to the server, as in the commands of `surefit serve-check`. If a directory has two
+    templates, delete the unintended one.
 
     ## Evidence
     transformers' `PreTrainedTokenizerBase.save_pretrained` writes chat_template.jinja beside tokenizer_config.json;
-    what was saved before keeps its entry.
+    models that were saved earlier keep their entry.
     """
     template, other_template = tokenizer.chat_template, model.other_template
     if not template or not other_template or template.strip() == other_template.strip() or context.is_foreign:
@@ -457,13 +457,13 @@ def two_chat_templates(
     if train_text is None or train_text == other_text:
         return
     position = _first_difference(train_text, other_text or "")
-    rendering = "refuses that" if other_text is None else f"renders {_end(other_text, position)}"
+    rendering = "raises an error" if other_text is None else f"renders {_end(other_text, position)}"
     if config.model.chat_template:
         field, first, second = "model.chat_template", config.model.chat_template, "own template"
-        advice = "leave it out, or give the server adapter/chat_template.jinja"
+        advice = "remove it, or pass adapter/chat_template.jinja to the server"
     else:
         field, first, second = "model.name_or_path", "chat_template.jinja", "tokenizer_config.json"
-        advice = "delete the one you do not want: other tools may use it"
+        advice = "delete the unintended one: other tools may use it"
     message = (
         f"training uses {first}, which renders {_end(train_text, position)}; {_model(context)}'s {second} {rendering}"
     )
@@ -500,21 +500,21 @@ def _end(text: str, same: int) -> str:
 
 @rule("TPL028", "template-of-another-family", severity="warning")
 def template_of_another_family(setup: Setup) -> Iterator[Finding]:
-    """Another tool's config writes the rows with the chat template of another family of models.
+    """The config uses the chat template of a different model family.
 
     ## What it does
-    Compares the family that a template is named after (`llama3`, `qwen`, `mistral`…) with that in the model's name.
-    Templates of no family, such as `chatml`, and models whose name says none are left alone.
+    In another tool's config, compares the family in the template's name (`llama3`, `qwen`, `mistral`…) with the family
+    in the model's name. Generic templates such as `chatml`, and models of unknown family, are ignored.
 
     ## Why it is bad
-    The markers of the other family are no tokens of this one: they are split into pieces, turns do not end where the
-    model ends them, and a server that uses the model's own template asks it in another way than it was trained.
+    The other family's special tokens are not in this vocabulary: they are split into pieces, the model's end-of-turn
+    token is missing, and a server that uses the model's own template renders other prompts than in training.
 
     ## Example
     `template: llama3` for `Qwen/Qwen2.5-7B-Instruct` in LLaMA-Factory.
 
     ## Fix
-    Name the template of the model's family, or leave it to the tokenizer.
+    Use the template of the model's family, or the tokenizer's own.
 
     ## Evidence
     LLaMA-Factory's README: "make sure to use the corresponding template for the instruct/chat models". A published
@@ -525,29 +525,29 @@ def template_of_another_family(setup: Setup) -> Iterator[Finding]:
         if family and template_family and family != template_family:
             yield Finding(
                 field="chat_template",
-                message=f"{setup.name('chat_template')} {setup.chat_template} is {template_family}'s, and "
-                f"{setup.base_model} is a model of the family {family}",
-                help=f"name {family}'s template",
+                message=f"{setup.name('chat_template')} {setup.chat_template} is for {template_family}, but "
+                f"{setup.base_model} is a {family} model",
+                help=f"use {family}'s template",
             )
 
 
 @rule("TPL029", "end-token-of-another-family", severity="warning")
 def end_token_of_another_family(setup: Setup) -> Iterator[Finding]:
-    """The token that is to end answers belongs to another family of models.
+    """The EOS token belongs to a different model family.
 
     ## What it does
-    Compares the end token that another tool's config sets with those of the model's family, by its name. `<|im_end|>`,
-    which is often added on purpose, is left alone.
+    Compares the EOS token in another tool's config with the end tokens of the model's family, which it infers from the
+    name. `<|im_end|>`, which is often added on purpose, is ignored.
 
     ## Why it is bad
-    The token is not in the vocabulary: it is added, with a new, untrained row, or split into pieces. The model
-    is taught to end its answers with it, and servers wait for the one that the model had.
+    The token is not in the vocabulary: it is added with an untrained embedding, or split into pieces. The model learns
+    to end its answers with it, but servers stop at the model's original token.
 
     ## Example
     `special_tokens: {eos_token: "</s>"}` for `meta-llama/Llama-3.1-8B`.
 
     ## Fix
-    Take it out, or write one of the family's.
+    Remove it, or write one of the family's end tokens.
 
     ## Evidence
     `</s>` is copied from configs for Llama 2 into those for Llama 3, whose tokens are `<|eot_id|>` and
@@ -557,7 +557,7 @@ def end_token_of_another_family(setup: Setup) -> Iterator[Finding]:
         end_tokens = ", ".join(sorted(END_TOKENS[family_of(setup.base_model) or ""]))
         yield Finding(
             field="eos_token",
-            message=f"{setup.name('eos_token')} {setup.eos_token} is {other_family}'s; {setup.base_model} ends with "
+            message=f"{setup.name('eos_token')} {setup.eos_token} is {other_family}'s; {setup.base_model} uses "
             f"{end_tokens}",
-            help="take it out: the tokenizer has one",
+            help="remove it: the tokenizer has one",
         )

@@ -15,26 +15,26 @@ from surefit.lint.rule import Finding, LintContext, rule
 
 @rule("TRK001", "tracker-would-prompt", severity="warning")
 def tracker_would_prompt(context: LintContext, setup: Setup, environment: EnvironmentFacts) -> Iterator[Finding]:
-    """A tracker that needs a login is to be used, and there is no login.
+    """The run uses a tracker that needs a login, but there is no login.
 
     ## What it does
-    Where a config names such a tracker (wandb): looks for a key or a mode (`WANDB_API_KEY`, `WANDB_MODE`, a login in
-    `~/.netrc`) on this machine and in the batch script. Another tool's config is judged only if that tool is installed:
-    otherwise it is trained on another machine.
+    If a config names such a tracker (wandb), looks for a key or a mode (`WANDB_API_KEY`, `WANDB_MODE`, a login in
+    `~/.netrc`) on this machine and in the batch script. Another tool's config is checked only if that tool is
+    installed: otherwise the run is for another machine.
 
     ## Why it is bad
-    At a terminal the run waits at a prompt until somebody answers; in a batch job it stops with "api_key not
-    configured (no-tty)" after the model was loaded. SureFit itself never asks: it stops before the model is loaded.
+    At a terminal the run waits at a prompt until somebody answers; in a batch job it stops with "api_key not configured
+    (no-tty)" after the model was loaded. SureFit never prompts: it stops before the model is loaded.
 
     ## Example
     `report_to: wandb` on a machine where `wandb login` was never run.
 
     ## Fix
-    `wandb login`, or `WANDB_MODE=offline`, or `report_to: none`; in SureFit's config `telemetry.wandb: offline`.
+    Run `wandb login`, or set `WANDB_MODE=offline` or `report_to: none`; in SureFit's config, `telemetry.wandb:
+    offline`.
 
     ## Evidence
-    A published report on LLM ranking had runs blocked by the question. McGill-NLP/llm2vec#99,
-    hiyouga/LlamaFactory#3530.
+    A published report on LLM ranking had runs blocked by the prompt. McGill-NLP/llm2vec#99, hiyouga/LlamaFactory#3530.
     """
     ready = (*environment.trackers, *(setup.quiet_trackers or ()))
     job_variables = set(context.job.variables) if context.job else set()
@@ -44,11 +44,10 @@ def tracker_would_prompt(context: LintContext, setup: Setup, environment: Enviro
         if tracker.login and not job_variables & set(tracker.variables):
             yield Finding(
                 field="trackers",
-                message=f"{setup.name('trackers')} names {name}, and there is no key and no mode for it on this "
-                "machine",
+                message=f"{setup.name('trackers')} names {name}, but this machine has no login or mode for it",
                 help=f"run `{tracker.login}`, or write {tracker.key}: offline"
                 if setup.tool == "surefit"
-                else f"run `{tracker.login}`, set {tracker.offline}, or take {name} out",
+                else f"run `{tracker.login}`, set {tracker.offline}, or remove {name}",
             )
 
 
@@ -61,14 +60,14 @@ def trains_here(context: LintContext, setup: Setup) -> bool:
 
 @rule("TRK002", "every-tracker", severity="warning")
 def every_tracker(setup: Setup) -> Iterator[Finding]:
-    """The run reports to every tracker that happens to be installed.
+    """The run reports to every installed tracker.
 
     ## What it does
     Looks for `report_to: all`.
 
     ## Why it is bad
-    Installing a package changes where a run reports, and whether it waits for a login. Each tracker also sends the
-    config and the losses to its own server.
+    Installing a package then changes where the run reports, and whether it waits for a login. Each tracker also sends
+    the config and the losses to its own server.
 
     ## Example
     `report_to: all` in an environment with wandb, mlflow and comet.
@@ -77,14 +76,14 @@ def every_tracker(setup: Setup) -> Iterator[Finding]:
     Name the trackers, or write `report_to: none`.
 
     ## Evidence
-    It was the default of transformers 4; version 5 changed it to none. McGill-NLP/llm2vec#99: a run that asks for a W&B
-    account because the package was there.
+    It was the default of transformers 4; version 5 changed it to none. McGill-NLP/llm2vec#99: a run that prompts for a
+    W&B account because the package is installed.
     """
     if "all" in (setup.trackers or ()):
         yield Finding(
             field="trackers",
-            message=f"{setup.name('trackers')} is all: every tracker that is installed is used",
-            help="name the trackers that are meant, or write none",
+            message=f"{setup.name('trackers')} is all: the run reports to every installed tracker",
+            help="name the trackers that you want, or write none",
         )
 
 
@@ -93,17 +92,17 @@ def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts)
     """The run reports to a tracker whose package is not installed.
 
     ## What it does
-    Compares the trackers that the config names with the installed packages, where the run would use this environment.
+    Compares the trackers in the config with the installed packages, if the run would use this environment.
 
     ## Why it is bad
-    transformers' Trainer stops with a RuntimeError when it is made, after the model was loaded. SureFit stops before
-    that, but nothing is trained either way.
+    transformers' Trainer stops with a RuntimeError when it is created, after the model was loaded. SureFit stops before
+    that.
 
     ## Example
     `telemetry.tensorboard: true` without the package tensorboard.
 
     ## Fix
-    The pip command that the finding names, or take the tracker out.
+    Run the pip command that the finding names, or remove the tracker.
 
     ## Evidence
     transformers: "WandbCallback requires wandb to be installed. Run `pip install wandb`."
@@ -116,27 +115,27 @@ def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts)
         if packages and not set(packages) & stack.versions.keys():
             yield Finding(
                 field="trackers",
-                message=f"{setup.name('trackers')} names {name}, and {packages[0]} is not installed",
+                message=f"{setup.name('trackers')} names {name}, but {packages[0]} is not installed",
                 help=install_extra(name) if setup.tool == "surefit" else f"pip install {packages[0]}",
             )
 
 
 @rule("TRK007", "address-variable-missing", severity="warning")
 def address_variable_missing(config: Config, environment: EnvironmentFacts) -> Iterator[Finding]:
-    """A tracker's address is to be taken from a variable, and the variable is not set.
+    """A tracker's address comes from an environment variable that is not set.
 
     ## What it does
-    Where `telemetry.mlflow_uri` is `env`: looks for `MLFLOW_TRACKING_URI` in the environment and in `.env`.
+    If `telemetry.mlflow_uri` is `env`, looks for `MLFLOW_TRACKING_URI` in the environment and in `.env`.
 
     ## Why it is bad
-    Training stops before its first step: a job does so only after it has waited in the queue.
+    Training stops before its first step, a batch job only after waiting in the queue.
 
     ## Example
     `telemetry: {mlflow_uri: env}` in a shell without `MLFLOW_TRACKING_URI`.
 
     ## Fix
-    Set the variable where the job runs, or write the address into the config. Ignore the finding if only the node has
-    the variable.
+    Set the variable on the machine that runs the job, or write the address into the config. Ignore the finding if the
+    variable is set on the node only.
 
     ## Evidence
     A team's batch script exported it in one shell, and submitted the job from another.
@@ -144,7 +143,7 @@ def address_variable_missing(config: Config, environment: EnvironmentFacts) -> I
     if config.telemetry.mlflow_uri == "env" and "mlflow" not in environment.trackers:
         yield Finding(
             field="telemetry.mlflow_uri",
-            message="telemetry.mlflow_uri is env, and MLFLOW_TRACKING_URI is not set here: a run stops at its start "
-            "unless it is set where it runs",
-            help="export MLFLOW_TRACKING_URI, put it into .env, or write the address in place of env",
+            message="telemetry.mlflow_uri is env, but MLFLOW_TRACKING_URI is not set here: the run stops at the start "
+            "unless it is set there",
+            help="export MLFLOW_TRACKING_URI, put it into .env, or write the address instead of env",
         )

@@ -66,7 +66,7 @@ function facts(plan) {
     ["Cost", plan.cost_text],
     ["Disk", `${plan.disk_text} (${plan.disk.map((term) => `${term.term} ${term.text}`).join(", ")}); ${plan.free_text}`],
     ["Decided", decided],
-    ["Memory is of", plan.ranks],
+    ["Memory of", plan.ranks],
     ["Rates", plan.rates],
   ];
   return rows.filter(([, value]) => value).flatMap(([name, value]) => [element("dt", name), element("dd", value)]);
@@ -77,7 +77,7 @@ function draw(plan) {
   verdict.className = `answer tone-${VERDICTS[plan.verdict] ?? "warning"}`;
   verdict.textContent = `${plan.verdict[0].toUpperCase()}${plan.verdict.slice(1)}: ${plan.needed_text} of ${plan.capacity_text} on ${plan.device}`;
   byId("why").textContent = [
-    plan.how === "simulation" ? "Simulated: every tensor of a step." : "By arithmetic (closed form); time and cost are those of the matrix products alone.",
+    plan.how === "simulation" ? "Simulated: every tensor of a step." : "By closed form; time and cost cover the matrix products only.",
     ...plan.does_not_fit.filter((text) => !text.startsWith("memory:")),
   ].join(" ");
   const whole = Math.max(plan.capacity ?? 0, plan.high ?? 0, ...plan.bars.map((one) => one.bytes), 1);
@@ -136,7 +136,7 @@ form.addEventListener("submit", async (event) => {
   status.textContent = "Simulating…";
   try {
     const plan = await post("/api/simulate", asked());
-    status.textContent = now === changed ? "Simulated: this is what `surefit plan` says." : "Simulated, but the form has changed since.";
+    status.textContent = now === changed ? "Simulated, as by `surefit plan`." : "Simulated, but the form has changed since.";
     if (now === changed) draw(plan);
   } catch (error) {
     status.textContent = error.message;

@@ -60,7 +60,7 @@ function draw(anew) {
 async function follow() {
   try {
     const answer = await fetch(`/api/watch?${new URLSearchParams({ path, from: place })}`);
-    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+    if (!answer.ok) throw new Error(`the server returned ${answer.status}`);
     const news = await answer.json();
     if (news.anew) lines = new Map();
     news.lines.forEach(add);
@@ -71,7 +71,7 @@ async function follow() {
     set("disk", `${news.disk}, ${news.free} free`);
     setTimeout(follow, news.more ? 0 : document.hidden ? 5 * WAIT : WAIT);
   } catch (error) {
-    set("state", `not followed any more: ${error.message}`);
+    set("state", `no longer updated: ${error.message}`);
     setTimeout(follow, 5 * WAIT);
   }
 }
