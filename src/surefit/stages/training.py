@@ -75,6 +75,9 @@ def train_run(
             watcher.note(line)
         report = run_check(run.gathered)
         require_no_errors(report)
+        from surefit.plan.loading import import_libraries
+
+        import_libraries()  # before the tokenizer imports them in the slow way
         if dry_run:
             return _train(watcher, run, options, planned, world)
         from surefit.model.tokenizer import load_tokenizer
