@@ -407,10 +407,13 @@ def load_held_out_examples(run: CheckedRun) -> Examples:
     """
     from surefit.data.rows.layouts import read_splits
 
-    if run.gathered.sources.held_out is not None:
-        return run.gathered.sources.held_out
-    config = run.resolved.config
-    return read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)[1]
+    config, sources = run.resolved.config, run.gathered.sources
+    if sources.held_out is None:
+        _, sources.held_out = read_splits(
+            config.data, run.recipe, config.train.seed, run.rows, run.mixed, sources.load_rows
+        )
+        sources.close([run.rows, *run.mixed.values()])
+    return sources.held_out
 
 
 def find_run_directory(target: Path) -> RunDir:

@@ -210,7 +210,7 @@ def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingDa
             error.message = f"the held-out rows: {error.message}"
             raise
         sources.held_out = held_out
-        sources.clear([run.rows, *run.mixed.values()])
+        sources.close([run.rows, *run.mixed.values()])
         held_out = held_out.without(eval_rows.refused)
     _say_what_was_left_out(watcher, rows, skipped)
     _say_what_was_left_out(watcher, eval_rows, (), "of the held-out rows, ")

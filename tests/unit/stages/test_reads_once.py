@@ -159,14 +159,19 @@ def show(counts: Counts) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", ["eval: 0.3", "eval: held.jsonl", "eval: held.jsonl, mix: {mixed.jsonl: 1}"], ids=["share", "file", "mix"]
+    ("verb", "data"),
+    [
+        ("train", "eval: 0.3"),
+        ("train", "eval: held.jsonl, mix: {mixed.jsonl: 1}"),
+        ("run", "eval: held.jsonl"),
+    ],
 )
 def test_a_run_from_rows_reads_each_source_once(
-    config: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+    config: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, data: str
 ) -> None:
     path = config(data)
     with recording(tmp_path, monkeypatch) as counts:
-        call("train", path)
+        call(verb, path)
     show(counts)
     assert counts.stopped
     assert counts.reads == dict.fromkeys(
