@@ -181,6 +181,7 @@ def _launch(
     """Check, then start the processes, each with the same command; restart them with less if one runs out of memory."""
     with training.show_findings_on_failure(out):
         require_no_errors(run_check(run.gathered))
+    run.gathered.sources.close()  # the processes read their own
     command = ["train", str(target), *(part for change in changes for part in ("--set", change))]
     adapted: dict[str, Any] = {}
     # With --json, stdout holds this command's result: rank 0 prints it if it gets --json, else this process does.

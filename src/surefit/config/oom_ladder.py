@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefit.config.memory import CHECKPOINTING, MICRO, RECOMPUTED, TILED
-from surefit.config.resolve import ResolvedConfig, ValueOrigin, lookup, one_line_yaml, with_changes
+from surefit.config.resolve import ResolvedConfig, ValueOrigin, lookup, one_line_yaml, with_decisions
 from surefit.config.schema import Config
 from surefit.config.world import count_accumulation_steps
 
@@ -45,14 +45,14 @@ def next_rung(config: Config, kind: str) -> dict[str, Any]:
 def lowest_rung(config: Config, kind: str) -> dict[str, Any]:
     """Return all changes that `next_rung` would make, one after the other, as dotted key → value; empty at the end."""
     changes: dict[str, Any] = {}
-    while step_changes := next_rung(with_changes(config, changes), kind):
+    while step_changes := next_rung(with_decisions(config, changes), kind):
         changes |= step_changes
     return changes
 
 
 def with_oom_changes(resolved: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
     """Return the resolved config with other values, by dotted key, because memory ran out."""
-    config = with_changes(resolved.config, changes)
+    config = with_decisions(resolved.config, changes)
     provenance = resolved.provenance | dict.fromkeys(changes, ADAPTED)
     return replace(
         resolved, config=config, provenance=provenance, gradient_accumulation_steps=count_accumulation_steps(config)

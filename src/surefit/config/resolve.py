@@ -155,26 +155,26 @@ def resolve_config(
         if lookup(config, dotted) == "auto":
             changes[dotted], reason = decide()
             provenance[dotted] = ValueOrigin("auto", reason)
-    resolved = with_changes(config, changes)
+    resolved = with_decisions(config, changes)
     eval_batch_size = fitting(resolved) if fitting and config.evaluate.batch_size == "auto" else None
     if eval_batch_size is not None and eval_batch_size != resolved.evaluate.batch_size:
-        resolved = with_changes(resolved, {"evaluate.batch_size": eval_batch_size})
+        resolved = with_decisions(resolved, {"evaluate.batch_size": eval_batch_size})
         provenance["evaluate.batch_size"] = ValueOrigin(
             "auto", f"more prompts of {config.data.max_length:,} tokens may not fit"
         )
     if config.parallel.mode == "auto":
         capacity = hardware.memory_bytes if hardware.kind == "cuda" else None
         mode_changes, reason = decide_mode(resolved, capacity, lambda shared: _least(shared, model, hardware, needed))
-        resolved = with_changes(resolved, mode_changes)
+        resolved = with_decisions(resolved, mode_changes)
         provenance |= dict.fromkeys(mode_changes, ValueOrigin("auto", reason))
     if config.speed.kernels == "auto":  # kernels are no reason to choose another mode
         kernels, reason = _decide_kernels(resolved, hardware)
-        resolved = with_changes(resolved, {"speed.kernels": kernels})
+        resolved = with_decisions(resolved, {"speed.kernels": kernels})
         provenance["speed.kernels"] = ValueOrigin("auto", reason)
     memory = _decide_by_memory(resolved, model, hardware, needed)
     automatic = {dotted: choice for dotted, choice in memory.items() if lookup(config, dotted) == "auto"}
     provenance |= {dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in automatic.items()}
-    resolved = with_changes(resolved, {dotted: value for dotted, (value, _) in automatic.items()})
+    resolved = with_decisions(resolved, {dotted: value for dotted, (value, _) in automatic.items()})
     require_shareable(resolved)
     micro = resolved.train.per_device_train_batch_size
     assert isinstance(micro, int)
@@ -198,7 +198,7 @@ def _with_devices(config: Config, provenance: dict[str, ValueOrigin], started: L
         if lookup(config, dotted) == "auto" or default:
             changes[dotted] = value
             provenance[dotted] = ValueOrigin("auto", reason)
-    return with_changes(config, changes)
+    return with_decisions(config, changes)
 
 
 def total_steps(config: Config, rows: int | None, mixed: float = 0) -> int | None:
@@ -265,13 +265,13 @@ def _least(config: Config, model: ModelLike, hardware: HardwareLike, needed: Nee
     if needed is None:
         return None
     if config.speed.kernels == "auto":
-        config = with_changes(config, {"speed.kernels": _decide_kernels(config, hardware)[0]})
+        config = with_decisions(config, {"speed.kernels": _decide_kernels(config, hardware)[0]})
     changes = {
         dotted: value
         for dotted, (value, _) in _decide_by_memory(config, model, hardware, needed).items()
         if lookup(config, dotted) == "auto"
     }
-    resolved = with_changes(config, changes)
+    resolved = with_decisions(config, changes)
     return needed(resolved, count_accumulation_steps(resolved))
 
 
@@ -456,6 +456,17 @@ def lookup(config: BaseModel, dotted: str) -> Any:
     for name in dotted.split("."):
         value = getattr(value, name)
     return value
+
+
+def with_decisions(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return the config with values that SureFit decided, by dotted key. They are not validated again: `with_changes`
+    is for values of other origin.
+    """
+    for dotted, value in changes.items():
+        section, _, name = dotted.rpartition(".")
+        update = {section: getattr(config, section).model_copy(update={name: value})} if section else {name: value}
+        config = config.model_copy(update=update)
+    return config
 
 
 def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:

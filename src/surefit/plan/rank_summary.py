@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefit.config.modes import GROUPED, MODES
-from surefit.config.resolve import ResolvedConfig, with_changes
+from surefit.config.resolve import ResolvedConfig, with_decisions
 from surefit.core.units import plural
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import fullest_stage
@@ -26,7 +26,7 @@ def as_single_process(resolved: ResolvedConfig) -> ResolvedConfig:
         return resolved
     changes = {"hardware.count": 1, "hardware.nodes": 1, "parallel.mode": "single", "parallel.dp_replicate": 1}
     changes |= {f"parallel.{name}": 1 for name in GROUPED}
-    return replace(resolved, config=with_changes(resolved.config, changes))
+    return replace(resolved, config=with_decisions(resolved.config, changes))
 
 
 def simulation_obstacle(sharing: ShardingLayout, model: ModelFacts) -> str | None:

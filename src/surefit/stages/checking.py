@@ -72,6 +72,7 @@ def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[st
         look=found.looked,
         kept=other_rows,
         shared=shared,
+        sources=found.sources,
     )
     if tokenizer_errors:  # a chat template that cannot be used is reported already
         mix_errors, eval_errors = (

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from surefit.core.errors import DataError, SureFitError
+from surefit.stages.run_sources import RunSources
 from surefit.task import task_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def load_eval_prompt_facts(
     look: bool = False,
     kept: dict[str, Rows] | None = None,
     shared: TimedTemplateCheck | None = None,
+    sources: RunSources | None = None,
 ) -> tuple[EvalPromptFacts | None, list[SureFitError]]:
     """Return the facts of the evaluation prompts and the errors of those sets that are on this machine: errors of
     reading them and of converting a sample, and tokens that the tokenizer lacks. There are no facts without a recipe,
@@ -55,12 +57,14 @@ def load_eval_prompt_facts(
         look: read only a sample of large sets (`data.read.quick_sample`).
         kept: filled with the rows of each set that was read, by config key.
         shared: renders a sample of each set.
+        sources: reads the sets.
     """
     from surefit.data.rows.eval_prompts import measure_eval_prompts
     from surefit.data.rows.sample_checks import find_missing_template, find_unknown_tokens
     from surefit.facts.eval_prompts import EvalPromptFacts
 
     problems: list[SureFitError] = []
+    sources = sources or RunSources()
     sets = []
     if config.data.share:
         split_rows = rows_to_split(config, recipe, rows, mixed or {})
@@ -74,7 +78,7 @@ def load_eval_prompt_facts(
         sets.append(measure_eval_prompts("eval", held_out, examples, config, tokenizer, counted=counted))
     for key, source in list_eval_sources(config).items():
         try:
-            set_rows, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None, look)
+            set_rows, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None, look, sources)
         except SureFitError as error:
             error.about(key)
             problems.append(error)
@@ -123,7 +127,13 @@ def _sample_examples(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]
 
 
 def _read(
-    config: Config, recipe: TaskRecipe | None, key: str, source: str, train: Rows | None, look: bool
+    config: Config,
+    recipe: TaskRecipe | None,
+    key: str,
+    source: str,
+    train: Rows | None,
+    look: bool,
+    sources: RunSources,
 ) -> tuple[Rows | None, Examples | None]:
     """Return (rows, examples of a sample of them); (None, None) for a set on the hub."""
     from surefit.data.read.load import require_distinct_rows
@@ -134,7 +144,7 @@ def _read(
     section = config.data
     if not is_local(source):
         return None, None
-    load = partial(load_held_out, source, section.split, train)
+    load = partial(load_held_out, source, section.split, train, sources.load_rows)
     rows = read_quick_sample(source, section.split, load) if look else load()
     if rows is None:
         return None, None

@@ -10,7 +10,7 @@ from surefit.stages.concluding import report_stage_to_trackers
 from surefit.stages.events import lock_and_record_stage, require_trained
 from surefit.stages.placing import require_inputs_apart
 from surefit.stages.progress_listener import ProgressListener
-from surefit.stages.run_context import CheckedRun
+from surefit.stages.run_context import CheckedRun, load_held_out_examples
 
 if TYPE_CHECKING:
     from surefit.config.schema import Config
@@ -88,7 +88,7 @@ def load_eval_sets(run: CheckedRun) -> dict[str, Examples]:
         ConfigError: there is neither, or a gate has no held-out rows.
     """
     from surefit.data.read.load import load_rows
-    from surefit.data.rows.layouts import read_splits, to_examples
+    from surefit.data.rows.layouts import to_examples
     from surefit.data.rows.reasoning import apply_reasoning_mode
     from surefit.data.tokens.dataset import drop_untokenizable, eval_key
     from surefit.model.tokenizer import load_tokenizer
@@ -99,7 +99,7 @@ def load_eval_sets(run: CheckedRun) -> dict[str, Examples]:
     tokenizer = load_tokenizer(config.model) if config.data.bad_rows == "skip" else None
     sets: dict[str, Examples] = {}
     if not config.data.holds_nothing_out:
-        _, sets["eval"] = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+        sets["eval"] = load_held_out_examples(run)
     for name, source in config.evaluate.extra_sets.items():
         rows = load_rows(source, split=config.data.split)
         examples = to_examples(rows, run.recipe, config.data.format, config.data.bad_rows)

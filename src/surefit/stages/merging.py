@@ -20,7 +20,7 @@ from surefit.stages.concluding import report_stage_to_trackers
 from surefit.stages.events import record_stage, require_trained
 from surefit.stages.placing import require_inputs_apart
 from surefit.stages.progress_listener import ProgressListener
-from surefit.stages.run_context import CheckedRun
+from surefit.stages.run_context import CheckedRun, load_held_out_examples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -110,9 +110,11 @@ def load_comparison_tokens(run: CheckedRun, tokenizer: PreTrainedTokenizerBase) 
     if data.holds_nothing_out and data.tokenized is not None:
         shards = ShardedTokens(Path(data.tokenized), run.gathered.prepared)
         return [shards[index][0].tolist() for index in evenly_spaced_indices(len(shards), COMPARED_ROWS)]
-    train, rows = read_splits(data, run.recipe, config.train.seed, run.rows, run.mixed)
     if data.holds_nothing_out:
+        train, _ = read_splits(data, run.recipe, config.train.seed, run.rows, run.mixed)
         rows = train.subset(evenly_spaced_indices(len(train), COMPARED_ROWS))
+    else:
+        rows = load_held_out_examples(run)
     dataset = build_dataset(
         rows,
         tokenizer,

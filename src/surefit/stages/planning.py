@@ -66,7 +66,14 @@ def load_run_eval_prompts(run: CheckedRun) -> EvalPromptFacts | None:
             )
         tokenizer = facts_of_tokenizer(run.model)
         return load_eval_prompt_facts(
-            run.resolved.config, run.recipe, run.rows, train, tokenizer, run.mixed, counted=True
+            run.resolved.config,
+            run.recipe,
+            run.rows,
+            train,
+            tokenizer,
+            run.mixed,
+            counted=True,
+            sources=run.gathered.sources,
         )[0]
     except SureFitError:
         return None

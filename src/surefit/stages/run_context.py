@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -15,10 +15,12 @@ from surefit.config.world import LaunchedProcesses
 from surefit.core import env
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.rundir import RunDir, read_json
+from surefit.stages.run_sources import RunSources
 
 if TYPE_CHECKING:
     from surefit.config.schema import Config, ModelSection
     from surefit.data.read.load import Rows
+    from surefit.data.rows.layouts import Examples
     from surefit.data.tokens.shard_manifest import ShardManifest
     from surefit.facts.hardware import HardwareFacts
     from surefit.facts.model import ModelFacts
@@ -40,6 +42,7 @@ class RunContext:
         adopted: the config's changes from other tools' files that it names.
         prepared: the manifest of `data.tokenized`.
         looked: whether large data sets were only sampled (`Rows.total` is the full number).
+        sources: the rows that were read; every stage takes them from there.
     """
 
     loaded: LoadedConfig
@@ -54,6 +57,7 @@ class RunContext:
     adopted: AdoptedConfig
     prepared: ShardManifest | None = None
     looked: bool = False
+    sources: RunSources = field(default_factory=RunSources)
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ def load_run_context(
     config = loaded.config
     run = RunDir(target if isinstance(target, Path) and target.is_dir() else Path(config.output_dir))
     problems: list[SureFitError] = []
+    sources = RunSources()
 
     def attempt(look: Callable[[], T]) -> T | None:
         try:
@@ -136,11 +141,13 @@ def load_run_context(
     if config.data.tokenized is not None and recipe is not None:
         shards = attempt(partial(open_prepared_data, config, recipe))
     reads_rows = config.data.tokenized is None
-    rows = attempt(partial(_training_rows, config, look)) if reads_rows and is_local(config.data.train) else None
+    rows = (
+        attempt(partial(_training_rows, config, look, sources)) if reads_rows and is_local(config.data.train) else None
+    )
     if reads_rows:
         problems += _unreadable_urls(config)
     local_sources = [source for source in config.data.mix if reads_rows and is_local(source)]
-    rows_by_source = {source: attempt(partial(_mixed_rows, source, config, look)) for source in local_sources}
+    rows_by_source = {source: attempt(partial(_mixed_rows, source, config, look, sources)) for source in local_sources}
     mixed = {source: source_rows for source, source_rows in rows_by_source.items() if source_rows is not None}
     # Shards are an epoch's rows: none of them is held out any more.
     count, mixed_rows = (0, shards.stats.kept) if shards else count_training_rows(config, rows, mixed)
@@ -159,7 +166,7 @@ def load_run_context(
                     with_auto_micro_batch(loaded), model, hardware, count, mixed_rows, needed, started, eval_batch_size
                 )
     return RunContext(
-        loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look
+        loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look, sources
     )
 
 
@@ -200,32 +207,35 @@ def _unreadable_urls(config: Config) -> list[SureFitError]:
         sources["data.eval"] = config.data.eval
     sources |= {f"evaluate.extra_sets.{name}": source for name, source in config.evaluate.extra_sets.items()}
     problems: list[SureFitError] = []
-    for field, source in sources.items():
+    for key, source in sources.items():
         try:
             if "://" in source and resolve_source(source).kind == "url":
                 require_file_system(source)
         except SureFitError as error:
-            error.about(field)
+            error.about(key)
             problems.append(error)
     return problems
 
 
-def _training_rows(config: Config, look: bool) -> Rows | None:
+def _training_rows(config: Config, look: bool, sources: RunSources) -> Rows | None:
+    from surefit.data.read.load import load_rows
     from surefit.data.read.quick_sample import read_quick_sample
     from surefit.data.rows.layouts import load_training_rows
 
     section = config.data
+    # With a limit, the other rows need not stay in memory.
+    load = partial(load_training_rows, section, sources.load_rows if section.limit is None else load_rows)
     if not look:
-        return load_training_rows(section)
-    rows = read_quick_sample(section.train, section.split, partial(load_training_rows, section))
+        return load()
+    rows = read_quick_sample(section.train, section.split, load)
     return rows if rows is None or section.limit is None else rows.sample(section.limit)
 
 
-def _mixed_rows(source: str, config: Config, look: bool) -> Rows | None:
+def _mixed_rows(source: str, config: Config, look: bool, sources: RunSources) -> Rows | None:
     from surefit.data.read.quick_sample import read_quick_sample
     from surefit.data.rows.layouts import load_mixed
 
-    load = partial(load_mixed, source, config.data)
+    load = partial(load_mixed, source, config.data, sources.load_rows)
     if not look or source == config.data.eval:
         return load()
     try:
@@ -347,7 +357,7 @@ def _longest_held_out(run: CheckedRun) -> int | None:
     if not isinstance(config.data.eval, str) or not is_local(config.data.eval):
         return None
     try:
-        rows = load_held_out(config.data.eval, config.data.split, run.rows)
+        rows = load_held_out(config.data.eval, config.data.split, run.rows, run.gathered.sources.load_rows)
         lengths = sample_lengths(rows, run.recipe, config, facts_of_tokenizer(run.model))
     except SureFitError:
         return None
@@ -387,6 +397,23 @@ def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
     shortest = min(shortest_lengths) if len(shortest_lengths) == len(known_lengths) else None
     coverage: Literal["all", "sample"] = "all" if sampled_rows >= total else "sample"
     return ExampleLengths(longest, mean, source, known=coverage, shortest=shortest, left_out=left_out)
+
+
+def load_held_out_examples(run: CheckedRun) -> Examples:
+    """Return the held-out examples of a run: the ones that training selected, or selected now.
+
+    Raises:
+        DataError: as `data.rows.layouts.read_splits`.
+    """
+    from surefit.data.rows.layouts import read_splits
+
+    config, sources = run.resolved.config, run.gathered.sources
+    if sources.held_out is None:
+        _, sources.held_out = read_splits(
+            config.data, run.recipe, config.train.seed, run.rows, run.mixed, sources.load_rows
+        )
+        sources.close([run.rows, *run.mixed.values()])
+    return sources.held_out
 
 
 def find_run_directory(target: Path) -> RunDir:

@@ -75,6 +75,9 @@ def train_run(
             watcher.note(line)
         report = run_check(run.gathered)
         require_no_errors(report)
+        from surefit.plan.loading import import_libraries
+
+        import_libraries()  # before the tokenizer imports them in the slow way
         if dry_run:
             return _train(watcher, run, options, planned, world)
         from surefit.model.tokenizer import load_tokenizer
@@ -177,6 +180,8 @@ def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingDa
     config = run.resolved.config
     tokenizer = load_tokenizer(config.model)
     shards = _open_token_shards(run, tokenizer)
+    sources = run.gathered.sources
+    sources.forget({*config.evaluate.extra_sets.values()} - {config.data.eval})
     with watcher.progress("tokenizing") as on_progress:
         build = partial(
             build_dataset,
@@ -193,7 +198,7 @@ def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingDa
         else:
             if uncompared := shards.compare():
                 watcher.note(uncompared)
-            _, held_out = read_splits(config.data, run.recipe, config.train.seed)
+            _, held_out = read_splits(config.data, run.recipe, config.train.seed, load=sources.load_rows)
             rows, skipped, conversations = shards, shards.manifest.skipped, shards.manifest.conversations
         try:
             eval_rows = (
@@ -204,6 +209,8 @@ def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingDa
         except DataError as error:
             error.message = f"the held-out rows: {error.message}"
             raise
+        sources.held_out = held_out
+        sources.close([run.rows, *run.mixed.values()])
         held_out = held_out.without(eval_rows.refused)
     _say_what_was_left_out(watcher, rows, skipped)
     _say_what_was_left_out(watcher, eval_rows, (), "of the held-out rows, ")
@@ -225,13 +232,14 @@ def _load_or_tokenize(
 
     config = run.resolved.config
     section, seed = config.data, config.train.seed
+    load = run.gathered.sources.load_rows
     source = run.rows if run.rows is not None else load_training_rows(section)
     key = None
     if recipes.is_own(config.recipe) and not section.mix:
         key = start_key(source, section, run.recipe, seed, tokenizer)
-        if (cached := load_training_data(key, source, section, run.recipe)) is not None:
+        if (cached := load_training_data(key, source, section, run.recipe, load=load)) is not None:
             return cached
-    examples, held_out = read_splits(section, run.recipe, seed, source, run.mixed)
+    examples, held_out = read_splits(section, run.recipe, seed, source, run.mixed, load)
     tokens = build(examples)
     examples = examples.without(tokens.refused)
     conversations = all(example.text is None for example in examples)

@@ -19,6 +19,8 @@ from surefit.config.resolve import (
     one_line_yaml,
     resolve_config,
     total_steps,
+    with_changes,
+    with_decisions,
     write_resolved,
 )
 from surefit.config.schema import Config
@@ -76,6 +78,20 @@ def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
         "parallel.mode",
     }
     assert all(len(reason) > len("auto: ") for reason in autos.values())
+
+
+@pytest.mark.parametrize("overrides", [[], ["hardware.count=4"], ["train.method=full", "hardware.count=2"]])
+@pytest.mark.parametrize("hardware", [Hardware(), CPU, Hardware(name="Tesla T4", memory_bytes=16 * GIB, bf16=False)])
+def test_decisions_are_valid_values(tmp_path: Path, hardware: Hardware, overrides: list[str]) -> None:
+    config = resolve_config(loaded(tmp_path, *overrides), Model(), hardware, 3000).config
+    assert Config.model_validate(config.model_dump()) == config
+
+
+def test_a_decision_changes_its_key_alone(tmp_path: Path) -> None:
+    config = loaded(tmp_path).config
+    changes = {"train.max_steps": 7, "train.optim": "adamw_8bit", "speed.tiled_mlp": True, "output_dir": "other"}
+    assert with_decisions(config, changes) == with_changes(config, changes)
+    assert with_decisions(config, {}) == config
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from surefit.core.errors import SureFitError
 from surefit.core.sampling import evenly_spaced_indices
 from surefit.data.audit.sample import DetectorTally
-from surefit.data.rows.layouts import row_converter
+from surefit.data.rows.layouts import row_conversion
 from surefit.facts.audit import Observation
 from surefit.facts.dataset import GENERAL
 from surefit.task import Example, Row, TaskRecipe
 
 if TYPE_CHECKING:
     from surefit.data.read.load import Rows
+    from surefit.data.read.readers import RowWithPlace
 
 LEAK = "leak_exact"
 """Observation: the prompt of an evaluation row is also the prompt of a training row."""
@@ -45,7 +46,7 @@ def find_leaks(train: Rows, scored: Mapping[str, Rows], recipe: TaskRecipe, fmt:
     for key, rows in sets.items():
         convert, start = _reader(rows, recipe, fmt)
         for number in evenly_spaced_indices(len(rows), max(1, SCORED_ROWS // len(sets))):
-            if example := convert(rows[number]):
+            if example := convert(rows.at(number)):
                 scored_prompts[prompt_text(example)].append((key, rows.where(number)))
                 starts.add(start(rows[number]))
                 compared[key] += 1
@@ -70,13 +71,13 @@ def _find_prompts(
     convert, start = _reader(train, recipe, fmt)
     missing_prompts, rows_left = set(wanted), TRAINING_ROWS
     everything = None in starts
-    for number, row in enumerate(train):
-        if not everything and (first := start(row)) is not None and first not in starts:
+    for number, placed in enumerate(train.placed()):
+        if not everything and (first := start(placed.row)) is not None and first not in starts:
             continue
         if not rows_left or not missing_prompts:
             return
         rows_left -= 1
-        example = convert(row)
+        example = convert(placed)
         if example and (prompt := prompt_text(example)) in missing_prompts:
             missing_prompts.remove(prompt)
             yield prompt, number
@@ -90,19 +91,19 @@ def prompt_text(example: Example) -> str:
 
 def _reader(
     rows: Rows, recipe: TaskRecipe, fmt: str
-) -> tuple[Callable[[Row], Example | None], Callable[[Row], str | None]]:
+) -> tuple[Callable[[RowWithPlace], Example | None], Callable[[Row], str | None]]:
     """Return (row → example, or None for a row that cannot be converted; row → first text of its prompt, or None)."""
     names = rows.columns
     try:
-        convert = row_converter(names, rows.source, recipe, fmt)
+        conversion = row_conversion(rows, recipe, fmt)
     except SureFitError:
         return lambda row: None, lambda row: None
     general_columns = (columns for columns, _ in GENERAL if all(name in names for name in columns))
     column = next(iter(recipe.columns_in(names) or next(general_columns, ())), "")
 
-    def example(row: Row) -> Example | None:
+    def example(placed: RowWithPlace) -> Example | None:
         try:
-            return convert(row)
+            return conversion.example(placed, keep=True)
         except SureFitError:
             return None
 

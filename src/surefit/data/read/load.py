@@ -36,6 +36,8 @@ class Rows(Sequence[dict[str, Any]]):
         sha256: hash of the files' bytes (for a single file: the output of `sha256sum`), or of the hub's rows.
         total: rows that the source has: more than are in memory where only some were read.
         estimated: the total in words, with its error, where it is not counted.
+        conversions: what single rows were converted to (`data.rows.layouts.row_conversion`); samples of the rows share
+            it.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class Rows(Sequence[dict[str, Any]]):
         sha256: str,
         total: int | None = None,
         estimated: str = "",
+        conversions: dict[Any, Any] | None = None,
     ) -> None:
         self.source = source
         self.files = tuple(files)
         self.sha256 = sha256
         self.total = len(placed) if total is None else total
         self.estimated = estimated
+        self.conversions = {} if conversions is None else conversions
         self._placed = placed
 
     def __len__(self) -> int:
@@ -86,11 +90,17 @@ class Rows(Sequence[dict[str, Any]]):
             limit = max(FEWEST, len(chosen) * text // characters)
             chosen = evenly_spaced_indices(len(self), limit)
         placed = [self._placed[n] for n in chosen]
-        return Rows(self.source, placed, self.files, self.sha256, min(limit, self.total), self.estimated)
+        total = min(limit, self.total)
+        return Rows(self.source, placed, self.files, self.sha256, total, self.estimated, self.conversions)
 
     def chosen(self, numbers: Iterable[int]) -> Rows:
         """Return the rows with these numbers, which still know their place."""
-        return Rows(self.source, [self._placed[n] for n in numbers], self.files, self.sha256)
+        placed = [self._placed[n] for n in numbers]
+        return Rows(self.source, placed, self.files, self.sha256, conversions=self.conversions)
+
+    def at(self, number: int) -> RowWithPlace:
+        """Return one row with its place."""
+        return self._placed[number]
 
     def row(self, number: int) -> dict[str, Any]:
         """Return one row."""

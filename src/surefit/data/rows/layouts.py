@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
 from surefit.data.read.load import Rows, load_rows
+from surefit.data.rows.conversion import REMEMBERED_ROWS, RowConversion
 from surefit.data.rows.messages import (
     TEXT_ALONE,
     messages_from_sharegpt,
@@ -33,6 +34,7 @@ from surefit.task import Example, Message, Row, TaskRecipe, task_of
 
 if TYPE_CHECKING:
     from surefit.config.schema import DataSection
+    from surefit.data.read.readers import RowWithPlace
 
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 PROMPTS = ("messages", "conversations", "prompt")
@@ -55,6 +57,12 @@ _BAD = _NOT_PREFERRED | {"0", "0.0", "bad", "incorrect", "wrong"}
 """Further values that count in `kto_tag`, a column that only KTO's data sets have."""
 SHOWN = 5
 """Problems that one error lists; the others are only counted."""
+
+
+class LoadRows(Protocol):
+    """`load_rows`, or `RunSources.load_rows`, which reads each source once."""
+
+    def __call__(self, source: str, *, split: str = ...) -> Rows: ...
 
 
 @dataclass(frozen=True)
@@ -343,7 +351,26 @@ def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str
     Raises:
         DataError: with file, line and field; for several bad rows one error with the first ones and their count.
     """
-    return _convert(rows, row_converter(rows.columns, rows.source, recipe, fmt), bad_rows)
+    conversion = row_conversion(rows, recipe, fmt)
+    keep = len(rows) <= REMEMBERED_ROWS
+    return _convert(rows, lambda placed: conversion.example(placed, keep=keep), bad_rows)
+
+
+def row_conversion(rows: Rows, recipe: TaskRecipe, fmt: str) -> RowConversion:
+    """Return the conversion of these rows, which all samples of them share.
+
+    Raises:
+        DataError: as `row_converter`.
+    """
+    columns = rows.columns
+    convert = row_converter(columns, rows.source, recipe, fmt)
+    # A sample may lack a column that decides the layout of all rows.
+    layout = fmt if recipe.parts or fmt != "auto" else detect_format(columns, recipe)
+    key = id(recipe), layout
+    if key not in rows.conversions:
+        rows.conversions[key] = RowConversion(recipe, convert)
+    conversion: RowConversion = rows.conversions[key]
+    return conversion
 
 
 def to_prompts(rows: Rows, recipe: TaskRecipe, bad_rows: str = "error") -> Examples:
@@ -352,7 +379,7 @@ def to_prompts(rows: Rows, recipe: TaskRecipe, bad_rows: str = "error") -> Examp
     Raises:
         DataError: as `to_examples`.
     """
-    return _convert(rows, lambda row: _prompt_example(row, recipe), bad_rows)
+    return _convert(rows, lambda placed: _prompt_example(placed.row, recipe), bad_rows)
 
 
 def _prompt_example(row: Row, recipe: TaskRecipe) -> Example:
@@ -383,11 +410,11 @@ def _prompt_row(row: Row) -> dict[str, Any]:
     return {"messages": [*system_turn(row, messages), *messages], "tools": tools_from_row(row)}
 
 
-def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Examples:
+def _convert(rows: Rows, convert: Callable[[RowWithPlace], Example], bad_rows: str) -> Examples:
     examples, where, problems = [], [], []
-    for index, row in enumerate(rows):
+    for index, placed in enumerate(rows.placed()):
         try:
-            examples.append(convert(row))
+            examples.append(convert(placed))
             where.append(rows.where(index))
         except DataError as error:
             path, line = rows.place(index)
@@ -465,6 +492,7 @@ def read_splits(
     seed: int,
     rows: Rows | None = None,
     mixed: Mapping[str, Rows] | None = None,
+    load: LoadRows = load_rows,
 ) -> tuple[Examples, Examples]:
     """Return the training and the held-out examples of a config; with `data.tokenized` only the held-out ones. With
     `data.eval` 0 there are no held-out examples.
@@ -476,6 +504,7 @@ def read_splits(
             make the share that an epoch sees.
         rows: the training rows, where they have been read already.
         mixed: the rows of `data.mix` by source, where they have been read already.
+        load: reads the others.
 
     Raises:
         DataError: as `load_rows`, `to_examples`, `split_eval` and `add_mixed_source`.
@@ -484,13 +513,13 @@ def read_splits(
         if section.holds_nothing_out:
             return Examples([], [], []), Examples([], [], [])
         source = section.eval if isinstance(section.eval, str) else str(Path(section.tokenized) / HELD_OUT)
-        scored = load_held_out(source, section.split, None)
+        scored = load_held_out(source, section.split, None, load)
         held_out = to_examples(scored, recipe, section.format, section.bad_rows)
         return Examples([], [], []), apply_reasoning_mode(held_out, section.thinking)
-    rows = rows if rows is not None else load_training_rows(section)
+    rows = rows if rows is not None else load_training_rows(section, load)
     train = to_examples(rows, recipe, section.format, section.bad_rows)
     if isinstance(section.eval, str):
-        held_out_rows = load_held_out(section.eval, section.split, rows)
+        held_out_rows = load_held_out(section.eval, section.split, rows, load)
         held_out = to_examples(held_out_rows, recipe, section.format, section.bad_rows)
     elif section.share:
         train, held_out = split_eval(train, section.share, seed)
@@ -498,7 +527,7 @@ def read_splits(
         held_out = Examples([], [], [])
     for source, passes in section.mix.items():
         source_rows = (mixed or {}).get(source)
-        source_rows = source_rows if source_rows is not None else load_mixed(source, section)
+        source_rows = source_rows if source_rows is not None else load_mixed(source, section, load)
         source_examples = to_examples(source_rows, recipe, section.format, section.bad_rows)
         if recipe.parts and section.share:  # a source may hold all rows of a task
             source_examples, source_held_out = split_eval(source_examples, section.share, seed)
@@ -510,17 +539,17 @@ def read_splits(
     return apply_reasoning_mode(train, section.thinking), apply_reasoning_mode(held_out, section.thinking)
 
 
-def load_training_rows(section: DataSection) -> Rows:
+def load_training_rows(section: DataSection, load: LoadRows = load_rows) -> Rows:
     """Load the rows of `data.train`, at most `data.limit`.
 
     Raises:
         DataError, MachineError: as `load_rows`.
     """
-    rows = load_rows(section.train, split=section.split)
+    rows = load(section.train, split=section.split)
     return rows if section.limit is None else rows.sample(section.limit)
 
 
-def load_mixed(source: str, section: DataSection) -> Rows:
+def load_mixed(source: str, section: DataSection, load: LoadRows = load_rows) -> Rows:
     """Load the rows of one source of `data.mix`.
 
     Raises:
@@ -529,7 +558,7 @@ def load_mixed(source: str, section: DataSection) -> Rows:
     try:
         if source == section.eval:
             raise DataError("the same rows as data.eval", code="E4023", path=source, help="remove it from data.mix")
-        return load_rows(source, split=section.split)
+        return load(source, split=section.split)
     except SureFitError as error:
         error.about(f"data.mix.{source}")
         raise
@@ -578,13 +607,13 @@ def add_mixed_source(
     )
 
 
-def load_held_out(source: str, split: str, train: Rows | None) -> Rows:
+def load_held_out(source: str, split: str, train: Rows | None, load: LoadRows = load_rows) -> Rows:
     """Load the rows that `data.eval` names.
 
     Raises:
         DataError: as `load_rows`; and where they are the training rows.
     """
-    rows = load_rows(source, split=split)
+    rows = load(source, split=split)
     if train is not None and rows.sha256 == train.sha256:
         help_text = "name other rows, or a share such as 0.02 to set aside"
         raise DataError("the same rows as data.train", code="E4026", path=source, field="data.eval", help=help_text)

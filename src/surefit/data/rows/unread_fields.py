@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import SureFitError
 from surefit.core.sampling import evenly_spaced_indices
-from surefit.data.rows.layouts import PREFERENCE_COLUMNS, preference_from_label, row_converter
+from surefit.data.rows.layouts import PREFERENCE_COLUMNS, preference_from_label, row_conversion
 from surefit.data.rows.messages import ARGUMENTS, CALL_KEYS, MARKS, PARTIAL_MARKS, SHAREGPT_ROLES
 from surefit.facts.audit import Observation
 from surefit.facts.chat_template import SPECIAL
@@ -57,32 +57,6 @@ _MARK = re.compile(
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _UNSPACED = re.compile(r"[^\W\d_a-zA-Z]{6,}")
 """Letters of scripts that are written without spaces."""
-
-
-class _RecordingRow(Mapping[str, Any]):
-    """A row that records which of its columns are read; iterating over all of them does not count."""
-
-    def __init__(self, row: Mapping[str, Any], read: set[str]) -> None:
-        self._row, self._read = row, read
-
-    def __getitem__(self, name: str) -> Any:
-        self._read.add(name)
-        return self._row[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._row
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._row)
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def items(self) -> ItemsView[str, Any]:
-        return self._row.items()
-
-    def values(self) -> ValuesView[Any]:
-        return self._row.values()
 
 
 def find_unread_columns(
@@ -140,14 +114,17 @@ def find_read_columns(rows: Rows, recipe: TaskRecipe, fmt: str) -> set[str]:
 
 def _converted(rows: Rows, recipe: TaskRecipe, fmt: str) -> tuple[list[dict[str, Any]], list[Example | None], set[str]]:
     """Return a sample of the rows, the example that each becomes, and the columns that are read for it."""
-    sample = [rows[number] for number in evenly_spaced_indices(len(rows), LOOKED_AT)]
+    numbers = evenly_spaced_indices(len(rows), LOOKED_AT)
+    sample = [rows[number] for number in numbers]
     read_columns: set[str] = set()
     examples: list[Example | None] = [None] * len(sample)
     with contextlib.suppress(SureFitError):
-        convert = row_converter(rows.columns, rows.source, recipe, fmt)
-        for number, row in enumerate(sample):
+        conversion = row_conversion(rows, recipe, fmt)
+        for index, number in enumerate(numbers):
             with contextlib.suppress(SureFitError):  # reported where rows are converted
-                examples[number] = convert(_RecordingRow(row, read_columns))
+                converted = conversion.converted(rows.at(number))
+                read_columns |= converted.columns_read
+                examples[index] = converted.result if isinstance(converted.result, Example) else None
     return sample, examples, read_columns
 
 

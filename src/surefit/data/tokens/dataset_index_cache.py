@@ -20,8 +20,8 @@ from surefit.core import env
 from surefit.core.errors import SureFitError
 from surefit.core.reading import read_json_file
 from surefit.core.rundir import write_json
-from surefit.data.read.load import Rows
-from surefit.data.rows.layouts import Examples, load_held_out, row_converter, to_examples
+from surefit.data.read.load import Rows, load_rows
+from surefit.data.rows.layouts import Examples, LoadRows, load_held_out, row_conversion, to_examples
 from surefit.data.rows.reasoning import apply_reasoning_mode
 from surefit.data.tokens.cache import TokenDataset, open_cached, tokenizer_digest
 from surefit.task import TaskRecipe
@@ -82,9 +82,17 @@ def store_training_data(
 
 
 def load_training_data(
-    key: str, rows: Rows, section: DataSection, recipe: TaskRecipe, cache: Path | None = None
+    key: str,
+    rows: Rows,
+    section: DataSection,
+    recipe: TaskRecipe,
+    cache: Path | None = None,
+    load: LoadRows = load_rows,
 ) -> CachedTrainingData | None:
     """Load an earlier start, converting its held-out rows anew; None if there is none, or its tokens are gone.
+
+    Args:
+        load: reads the rows of `data.eval`.
 
     Raises:
         DataError: the rows of `data.eval` cannot be used.
@@ -98,11 +106,12 @@ def load_training_data(
     if tokens is None:
         return None
     if isinstance(section.eval, str):
-        eval_rows = load_held_out(section.eval, section.split, rows)
+        eval_rows = load_held_out(section.eval, section.split, rows, load)
         held_out = to_examples(eval_rows, recipe, section.format, section.bad_rows)
     else:
-        convert = row_converter(rows.columns, rows.source, recipe, section.format)
-        held_out = Examples([convert(rows[n]) for n in numbers], [rows.where(n) for n in numbers], [])
+        conversion = row_conversion(rows, recipe, section.format)
+        examples = [conversion.example(rows.at(n), keep=False) for n in numbers]
+        held_out = Examples(examples, [rows.where(n) for n in numbers], [])
     held_out = apply_reasoning_mode(held_out, section.thinking)
     return CachedTrainingData(tokens.counting_skipped(len(skipped)), held_out, skipped, conversations)
 
