@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -106,6 +106,8 @@ def audit(
     out_file: Annotated[Path | None, typer.Option("--out", hidden=True)] = None,
 ) -> int:
     """Look at every row: lengths, duplicates, leaks, damage; write the data set's passport."""
+    from surefit.stages.events import record_stage
+
     if output or out_file:
         old_option, new_option = ("--output (-o)", "--passport") if output else ("--out", "--clean-copy")
         help_text = "--passport FILE writes what was found, --fix --clean-copy FILE the rows that remain"
@@ -118,7 +120,7 @@ def audit(
     path = _passport_file(subject, passport)
     if options:
         _require_fixable(subject, options, max_rows)
-    with _record_audit(subject.run):
+    with record_stage(subject.run, "audit") if subject.run else contextlib.nullcontext():
         result = _run_audit(out, subject, max_rows, workers, options)
         if path is not None and "rows" in result:
             # Examples quote the rows, and a row may hold a key.
@@ -157,17 +159,6 @@ def _passport_file(subject: AuditTarget, asked: Path | None) -> Path | None:
 
 def _is_config(target: str) -> bool:
     return target.lower().endswith((".yaml", ".yml")) or RunDir(Path(target)).resolved.exists()
-
-
-@contextlib.contextmanager
-def _record_audit(run: RunDir | None) -> Iterator[None]:
-    if run is None:
-        yield
-        return
-    from surefit.stages.events import record_stage
-
-    with record_stage(run, "audit"):
-        yield
 
 
 def _run_audit(
