@@ -57,6 +57,6 @@ def test_the_verb_prints_it_or_writes_a_new_file(monkeypatch: pytest.MonkeyPatch
     assert doctor("--fix-script", file)[0] == 3
     assert Path(file).read_text().rstrip() == script.rstrip()
     code, message = doctor("--fix-script", file)
-    assert (code, "E1001" in message) == (2, True)
+    assert (code, "E1604" in message) == (2, True)
     code, message = doctor(str(tmp_path / "other.sh"))
     assert (code, "E1023" in message) == (2, True)
