@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefit.cli.checking_foreign import run_applicable_rules
+from surefit.cli.other_tools import run_applicable_rules
 from surefit.core.errors import SureFitError
 from surefit.importers import ImportedConfig, read_tool_config
 from surefit.importers.write import to_config_yaml

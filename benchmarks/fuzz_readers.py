@@ -24,6 +24,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -207,17 +208,18 @@ def read_checkpoints(folder: Path) -> object:
 def read_run(folder: Path) -> object:
     """All that looks at a run without a model: the list of runs, one run, the report."""
     from surefit.cli.render import Output
-    from surefit.cli.reporting import report_command
-    from surefit.cli.run_index import prune_runs_command, show_run_command
-    from surefit.cli.runs import find_runs, summarize_runs
+    from surefit.cli.report import report
+    from surefit.cli.runs.prune import prune
+    from surefit.cli.runs.show import show
+    from surefit.cli.runs.summary import find_runs, summarize_runs
     from surefit.core.errors import SureFitError
 
     out, run, problem = Output(True, False), folder / "run", None
     summarize_runs(find_runs(folder))  # one damaged run is no reason to hide the others
     for look in (
-        lambda: show_run_command(out, run),
-        lambda: prune_runs_command(out, run, False),
-        lambda: report_command(out, [run], None),
+        lambda: unwrap(show)(out, run),
+        lambda: unwrap(prune)(out, run),
+        lambda: unwrap(report)(out, [run]),
     ):
         try:
             look()

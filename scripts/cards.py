@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit import __version__
-from surefit.cli.searching import recompute_letters
+from surefit.cli.plan_search import recompute_letters
 from surefit.config.load import load_text
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, duration_text

@@ -66,7 +66,7 @@ def shown_commands(tree: ast.AST) -> Iterator[tuple[int, str]]:
                         yield node.lineno, expression
 
 
-ARE_WORDS = {("train/preflight.py", "finding.code"), ("cli/slurm.py", "stage")}
+ARE_WORDS = {("train/preflight.py", "finding.code"), ("cli/slurm_jobs.py", "stage")}
 QUOTED_BEFORE = {("report/reproduce.py", name) for name in ("run", "again", "resolved")}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import row
 
-from surefit.cli.serving import build_stage_functions
+from surefit.cli.ui import build_stage_functions
 from surefit.core.processes import own_command
 
 NAMES = (

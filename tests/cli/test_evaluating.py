@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from surefit.cli.all_checkpoints import say_checkpoints
 from surefit.cli.app import app
-from surefit.cli.evaluating import _say_rows, say_scores
+from surefit.cli.checkpoint_scores import say_checkpoints
+from surefit.cli.evaluate import _say_rows, say_scores
 from surefit.cli.render import Output
 from surefit.core.rundir import RunDir, write_json
 from surefit.evaluate.summary import summarize_evaluation

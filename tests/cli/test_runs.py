@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from surefit.cli.reproducing import compare_curves
+from surefit.cli.runs.reproduce import compare_curves
 from surefit.core.rundir import RunDir
 
 

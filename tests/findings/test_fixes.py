@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from surefit.cli import checking
 from surefit.cli.app import app
 from surefit.lint.engine import all_rules
 from surefit.lint.rule import ConfigFix, Finding
+from surefit.stages import checking
 
 RULES = Path(__file__).parents[1] / "rules"
 RANKING = """recipe: chat

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surefit.cli.checking_foreign import build_lint_context
+from surefit.cli.other_tools import build_lint_context
 from surefit.core.errors import ConfigError
 from surefit.facts.families import family_of, family_of_template
 from surefit.importers import detect_tool, read_tool_config

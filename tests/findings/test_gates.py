@@ -12,10 +12,10 @@ from scored_run import scored_run
 from typer.testing import CliRunner
 
 from surefit import recipes
-from surefit.cli import evaluating as shown
+from surefit.cli import evaluate as shown
 from surefit.cli.app import app
 from surefit.cli.render import Output
-from surefit.cli.runs import summarize_run as state_of
+from surefit.cli.runs.summary import summarize_run as state_of
 from surefit.config.schema import GateSection
 from surefit.core.rundir import append_jsonl, read_jsonl
 from surefit.evaluate import stats

@@ -18,11 +18,15 @@ import torch
 from surefit.core import env
 
 MODULES = (
-    "cli.running",
-    "cli.training",
-    "cli.planning",
+    "cli.run",
+    "cli.processes",
     "cli.render",
     "stages.run_context",
+    "stages.checking",
+    "stages.evaluating",
+    "stages.merging",
+    "stages.planning",
+    "stages.reporting",
     "stages.training",
     "data.rows.layouts",
     "data.tokens.dataset",

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from surefit import importers, recipes
-from surefit.cli.auditing import build_audit_job, load_eval_rows
-from surefit.cli.checking_foreign import build_lint_context
+from surefit.cli.audit import build_audit_job, load_eval_rows
+from surefit.cli.other_tools import build_lint_context
 from surefit.config.load import load_config
 from surefit.config.resolve import resolve_config
 from surefit.config.schema import Config

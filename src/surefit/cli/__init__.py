@@ -1,1 +1,1 @@
-"""The command line: verbs (app), what they show of a stage (a file each), how it looks (render)."""
+"""The command line: registers the verbs (app), one file each, with what they print; how it looks (render)."""

@@ -1,4 +1,4 @@
-"""`surefit demo`: the whole pipeline, offline, with the main figures on one screen.
+"""The verb `demo`: the whole pipeline, offline, with the main figures on one screen.
 
 It trains the built-in model, or with `--real` a pretrained one; the two configs of `surefit.samples` define what is
 trained and scored.
@@ -11,21 +11,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from surefit import samples
-from surefit.cli import running
-from surefit.config.load import load_config
+from surefit.cli.exits import verb
+from surefit.cli.render import Output
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.output import json_lines_with, output_file
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic
 from surefit.core.sampling import evenly_spaced_indices
 from surefit.core.units import duration_text, plural
 from surefit.evaluate.answers import PREDICTIONS
-from surefit.stages.run_context import CheckedRun, load_checked_run
 
 if TYPE_CHECKING:
-    from surefit.cli.render import Output
+    from surefit.stages.run_context import CheckedRun
 
 FOLDER = Path(samples.__file__).parent
 LEADERBOARD = "leaderboard"
@@ -72,18 +73,27 @@ REAL = Demo(
 CONFIG = BUILT_IN.config
 
 
-def demo_command(out: Output, output_dir: str | None, *, real: bool = False, data: Path | None = None) -> int:
-    """Run every stage of the packaged config and print the results.
+@verb
+def demo(
+    out: Output,
+    output_dir: Annotated[
+        str | None, typer.Option(help="The run directory; an earlier demo is replaced. runs/demo, or runs/demo-real.")
+    ] = None,
+    real: Annotated[bool, typer.Option("--real", help="Teach SmolLM2-135M-Instruct, a pretrained model.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --real: score the leaderboard's requests in DIR, too.")
+    ] = None,
+) -> int:
+    """Teach a model new tools: the whole pipeline, offline, in minutes on a CPU."""
+    from surefit.cli.run import run_all_stages
+    from surefit.stages.run_context import load_checked_run
 
-    Args:
-        output_dir: the run directory; None: the config's own.
-        real: train a pretrained model.
-        data: a directory with the leaderboard's files in function_calling/bfcl: its users' requests are scored too.
-    """
+    if data is not None and not real:
+        raise typer.BadParameter("--data needs --real")
     start = time.monotonic()
-    demo = REAL if real else BUILT_IN
-    out.note(f"config: {demo.config}")
-    out.note(f"taught: {demo.about}")
+    chosen = REAL if real else BUILT_IN
+    out.note(f"config: {chosen.config}")
+    out.note(f"taught: {chosen.about}")
     changes = [f"output_dir={output_dir}"] if output_dir else []
     rows = Path(f"{output_dir or 'runs/demo-real'}-{LEADERBOARD}.jsonl")
     if data is not None:
@@ -91,13 +101,13 @@ def demo_command(out: Output, output_dir: str | None, *, real: bool = False, dat
         write_leaderboard(data, rows)
         changes.append(f"evaluate.extra_sets={json.dumps({LEADERBOARD: str(rows)})}")
         out.note(f"scored as well: {LEADERBOARD_ROWS} requests of the Berkeley leaderboard's users, from {data}")
-    run = replace(load_checked_run(demo.config, changes), verb="run")
+    run = replace(load_checked_run(chosen.config, changes), verb="run")
     _require_demo(run)
-    code = running.run_all_stages(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
+    code = run_all_stages(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
     result = summarize_demo(run.run, time.monotonic() - start)
     if data is not None:
         result["sets"][LEADERBOARD] = score_leaderboard(data, rows, run.run)
-    _say(out, demo, result)
+    _say(out, chosen, result)
     out.result(result)
     return EXIT_OK if code == EXIT_OK and result["certificate"] else EXIT_FINDINGS
 
@@ -108,6 +118,8 @@ def _require_demo(run: CheckedRun) -> None:
     Raises:
         ConfigError: another model or other rows are in it.
     """
+    from surefit.config.load import load_config
+
     resolved = run.run.resolved
     if resolved.exists():
         config, earlier = run.resolved.config, load_config(resolved).config

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import inspect
 import os
 import shlex
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import typer
 
 from surefit import __version__
+from surefit.cli.options import Json
+from surefit.cli.render import Output, make_encodable
 from surefit.core import env
 from surefit.core.errors import (
     EXIT_BUG,
@@ -37,14 +41,32 @@ MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, err
 """Errors of the machine, independent of the operation."""
 
 
-def run_verb(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
-    """Run a verb, and turn every outcome into a message and an exit code."""
-    from surefit.cli.render import Output, make_encodable
+P = ParamSpec("P")
 
+
+def verb(function: Callable[Concatenate[Output, P], int]) -> Callable[..., None]:
+    """Return the typer command of a function that prints to an output and returns its exit code.
+
+    The options of the command are the function's parameters after the first, and `--json`.
+    """
+    _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
+    parameters.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+
+    @functools.wraps(function)
+    def command(*, as_json: bool, **options: Any) -> None:
+        run_verb(as_json, lambda out: function(out, **options))  # type: ignore[call-arg]
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def run_verb(as_json: bool, work: Callable[[Output], int], with_result: bool = True) -> None:
+    """Run a verb, and turn every outcome into a message and an exit code."""
     make_encodable()
     out = Output(as_json, with_result, rank=env.distributed_env()[0])
     try:
-        code = _run(out, verb)
+        code = _run(out, work)
         sys.stdout.flush()
     except OSError as error:  # while printing the outcome
         code = _stdout_failed(out, error)
@@ -65,13 +87,15 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", encoding="utf-8"))
 
 
-def _run(out: Any, verb: Callable[[Any], int]) -> int:
+def _run(out: Output, work: Callable[[Output], int]) -> int:
     out.log.say(printable(env.redact(f"surefit {__version__}: {shlex.join(sys.argv[1:])}")))
     try:
         _require_working_directory()
         _say_what_was_set(out, env.load_dotenv())
         with progress_listener(out.note):
-            code = verb(out)
+            code = work(out)
+    except typer.BadParameter:  # typer prints it, with the usage
+        raise
     except (Interrupted, LostProcess) as error:
         # Of several processes, rank 0 reports an interruption for all, and the launcher reports lost processes.
         if not (out.rank if isinstance(error, Interrupted) else env.launched_here()):
@@ -113,7 +137,7 @@ def _require_working_directory() -> None:
         ) from None
 
 
-def _failed_system_call(out: Any, error: OSError) -> int:
+def _failed_system_call(out: Output, error: OSError) -> int:
     """Report a system call that failed on an invalid path or on the machine, else a bug; return the exit code."""
     kind = ConfigError if error.errno in USAGE else MachineError if error.errno in MACHINE else None
     if kind is None:
@@ -124,7 +148,7 @@ def _failed_system_call(out: Any, error: OSError) -> int:
     return problem.exit_code
 
 
-def _stdout_failed(out: Any, error: OSError) -> int:
+def _stdout_failed(out: Output, error: OSError) -> int:
     """Report on stderr that stdout cannot be written, and leave nothing that the interpreter would flush at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -139,7 +163,7 @@ def _stdout_failed(out: Any, error: OSError) -> int:
     return problem.exit_code
 
 
-def _say_what_was_set(out: Any, dotenv: env.Dotenv | None) -> None:
+def _say_what_was_set(out: Output, dotenv: env.Dotenv | None) -> None:
     """Note the variables that `.env` has set. A child process finds them in its environment, and prints nothing."""
     if dotenv is None or not dotenv.taken + dotenv.left:
         return
@@ -166,7 +190,7 @@ def exit_now(ended: SystemExit) -> None:
     os._exit(ended.code)
 
 
-def _report_bug(out: Any) -> int:
+def _report_bug(out: Output) -> int:
     with tempfile.NamedTemporaryFile("w", prefix="surefit-bug-", suffix=".txt", delete=False, encoding="utf-8") as file:
         file.write(env.redact(traceback.format_exc()))
     problem = traceback.format_exc(limit=0).strip().splitlines()[-1]

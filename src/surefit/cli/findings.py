@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from surefit.cli.render import Output
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK
 from surefit.core.units import duration_text, plural
-
-if TYPE_CHECKING:
-    from surefit.cli.render import Output
 
 LATER_FACTS = {"BatchFacts", "JobScript"}
 """Facts that no config provides: `train` checks the batches, and a batch script is checked on its own."""
@@ -78,3 +77,17 @@ def skipped_rules_note(skipped: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _count(report: dict[str, Any], severity: str) -> int:
     return sum(finding["severity"] == severity for finding in report["findings"])
+
+
+@contextlib.contextmanager
+def show_findings_on_failure(out: Output) -> Iterator[None]:
+    """Print the findings of a check that stops the verb; with --json they are in the error."""
+    from surefit.stages.checking import CheckFailed
+
+    try:
+        yield
+    except CheckFailed as error:
+        if not out.as_json:
+            out.findings(error.findings)
+            error.also = ()
+        raise

@@ -1,4 +1,4 @@
-"""The options shared by several verbs, as typer reads them from the signatures in `app.py`."""
+"""The options shared by several verbs, as typer reads them from the verbs' signatures."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config fil
 Target = Annotated[
     Path, typer.Argument(metavar="TARGET", help="A config file, or a run directory.", parser=_path_or_none)
 ]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.num_train_epochs=2."),
@@ -26,21 +27,25 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of stdout.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in output_dir from where it stopped.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete the run that is already in output_dir first.")]
-Gpus = Annotated[int | None, typer.Option("--gpus", min=1, help="So many GPUs; with hardware.gpu: cpu, processes.")]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", min=1, help="Number of GPUs; with hardware.gpu: cpu, of processes.")
+]
 Adapt = Annotated[
     bool, typer.Option("--adapt", help="Out of memory: go on with settings that need less and learn the same.")
 ]
 Into = Annotated[
     Literal["auto", "original", "dequantized"],
-    typer.Option(help="Of a base that was quantised: its weights as trained beside, or as before. auto: as trained."),
+    typer.Option(
+        help="Weights of a quantized base to merge into: dequantized (as in training; auto), or the original ones."
+    ),
 ]
-EachGpu = Annotated[int | None, typer.Option("--gpus", min=1, help="Share the rows between so many, a model on each.")]
-AllCheckpoints = Annotated[
-    bool, typer.Option("--all-checkpoints", help="Score each checkpoint instead, also while training runs.")
+EachGpu = Annotated[
+    int | None, typer.Option("--gpus", min=1, help="Number of GPUs that share the rows, each with its own model.")
 ]
-Base = Annotated[str | None, typer.Option(metavar="MODEL", help="An adapter's base; default: what PEFT noted.")]
+Base = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="An adapter's base; default: the one in its adapter_config.json.")
+]
 TrainedOn = Annotated[
-    Literal["none", "nf4", "fp8"], typer.Option(help="How an adapter's base was quantised while it was trained.")
+    Literal["none", "nf4", "fp8"], typer.Option(help="How an adapter's base was quantized in training.")
 ]
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Compare on these prompts, one per line.")]
-Gpu = Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU (e.g. h100), or for cpu.")]

@@ -20,7 +20,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -239,6 +238,8 @@ class Output(ProgressListener):
 
     @contextlib.contextmanager
     def _bar(self, label: str, with_eta: bool) -> Iterator[OnProgress]:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from typer.testing import CliRunner
 
 from surefit import recipes
-from surefit.cli.auditing import audit_command as run_audit
-from surefit.cli.render import Output
+from surefit.cli.app import app
 from surefit.core.errors import MachineError
 from surefit.data.audit import near_duplicates, whole
 from surefit.data.audit.chunk import AuditJob
@@ -147,11 +147,11 @@ def test_the_rows_of_a_config_are_streamed(tmp_path: Path, files: Path, monkeypa
         f"data: {{train: {files / 'a.jsonl'}, eval: {files / 'b.jsonl'}, max_length: 512, limit: 1000}}\n"
         f"output_dir: {tmp_path / 'run'}\n"
     )
-    assert run_audit(Output(), str(config), workers=1) == 1, "rows of b are in a"
+    assert CliRunner().invoke(app, ["audit", str(config), "--workers", "1"]).exit_code == 1, "rows of b are in a"
     passport_of = json.loads((tmp_path / "run" / "passport.json").read_text())
     assert (passport_of["rows"], passport_of["unit"]) == (1_000, "tokens")
     assert passport_of["scored"]["data.eval"]["leak_exact"] > 50
     config.write_text(config.read_text().replace("b.jsonl", "a.jsonl"))
-    assert run_audit(Output(), str(config), workers=1) == 1
+    assert CliRunner().invoke(app, ["audit", str(config), "--workers", "1"]).exit_code == 1
     findings = json.loads((tmp_path / "run" / "passport.json").read_text())["findings"]
     assert any("the same rows as data.train" in one["message"] for one in findings)

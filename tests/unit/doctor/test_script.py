@@ -6,10 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from surefit.cli.info import doctor_command
-from surefit.cli.render import Output
-from surefit.core.errors import ConfigError
+from surefit.cli.app import app
 from surefit.doctor import probes
 from surefit.doctor.probe import Probe
 from surefit.doctor.script import fix_script
@@ -44,17 +43,20 @@ def test_nothing_to_mend() -> None:
     assert run(fix_script(FOUND[:1])) == []
 
 
-def test_the_verb_prints_it_or_writes_a_new_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verb_prints_it_or_writes_a_new_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(probes, "GROUPS", (lambda: iter(FOUND),))
-    monkeypatch.setattr("surefit.cli.info.installed_stack_probes", lambda: iter(()))
-    assert doctor_command(Output(), script=True) == 3
-    printed = capsys.readouterr().out
-    assert printed.startswith("#!/usr/bin/env bash\n")
-    assert doctor_command(Output(), script=True, script_file=tmp_path / "fix.sh") == 3
-    assert (tmp_path / "fix.sh").read_text().rstrip() == printed.rstrip()
-    with pytest.raises(ConfigError, match="a file of that name"):
-        doctor_command(Output(), script=True, script_file=tmp_path / "fix.sh")
-    with pytest.raises(ConfigError, match="what is to be done"):
-        doctor_command(Output(), script_file=tmp_path / "other.sh")
+    monkeypatch.setattr("surefit.cli.doctor.installed_stack_probes", lambda: iter(()))
+
+    def doctor(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["doctor", *arguments])
+        return result.exit_code, result.stdout or result.stderr
+
+    file = str(tmp_path / "fix.sh")
+    code, script = doctor("--fix-script")
+    assert (code, script.startswith("#!/usr/bin/env bash\n")) == (3, True)
+    assert doctor("--fix-script", file)[0] == 3
+    assert Path(file).read_text().rstrip() == script.rstrip()
+    code, message = doctor("--fix-script", file)
+    assert (code, "E1604" in message) == (2, True)
+    code, message = doctor(str(tmp_path / "other.sh"))
+    assert (code, "E1023" in message) == (2, True)

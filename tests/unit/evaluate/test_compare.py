@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.cli.comparing import _verdict, cut_around_difference
+from surefit.cli.compare import _verdict, cut_around_difference
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError
 from surefit.core.rundir import RunDir

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from surefit.cli.checking_foreign import run_applicable_rules
+from surefit.cli.other_tools import run_applicable_rules
 from surefit.core.errors import SureFitError
 from surefit.importers import read_tool_config
 from surefit.lint.engine import all_rules

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from surefit.cli.checking_foreign import run_applicable_rules
+from surefit.cli.other_tools import run_applicable_rules
 from surefit.core.errors import ConfigError
 from surefit.importers import UNKNOWN, detect_tool, read_tool_config
 from surefit.importers.write import to_config_yaml

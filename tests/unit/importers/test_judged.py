@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from surefit.cli.checking_foreign import build_lint_context
+from surefit.cli.other_tools import build_lint_context
 from surefit.importers import read_tool_config
 from surefit.importers.result import ImportedConfig
 from surefit.lint.engine import run_rules

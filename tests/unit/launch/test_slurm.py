@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from surefit.cli.checking_foreign import build_lint_context
+from surefit.cli.other_tools import build_lint_context
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.facts.job_script import read_job_script

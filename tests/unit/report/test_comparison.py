@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from surefit.cli import reporting
+from surefit.cli.app import app
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir, write_json
 from surefit.report.comparison import build_comparison, comparison_page
@@ -121,5 +122,5 @@ def test_too_few_too_many_and_twice_the_same_are_refused(first: RunDir, tmp_path
 
 
 def test_output_is_for_several_runs(first: RunDir, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--output is for the page that compares"):
-        reporting.report_command(SimpleNamespace(), [first.path], tmp_path / "x.html")  # type: ignore[arg-type]
+    result = CliRunner().invoke(app, ["report", str(first.path), "-o", str(tmp_path / "x.html")])
+    assert (result.exit_code, "E1038" in result.stderr) == (2, True)

@@ -1,0 +1,249 @@
+"""The verb `compare`: two sets of answers to the same rows. Imports torch only if a local model is the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from surefit.cli.exits import verb
+from surefit.cli.intervals import interval_text
+from surefit.cli.render import Output
+from surefit.core import env
+from surefit.core.errors import EXIT_OK, ConfigError
+from surefit.core.progress import OnProgress
+from surefit.core.rundir import write_atomic
+from surefit.core.units import truncate_text
+
+if TYPE_CHECKING:
+    from surefit.evaluate.judge import Ask
+    from surefit.task import Message
+
+JUDGE_BATCH = 8
+"""Number of questions to a judge per batch."""
+CONTEXT = 70
+"""Number of characters of a text that an example shows."""
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """Options of the LLM judge.
+
+    Attributes:
+        url: of an OpenAI-compatible server; None for a local model.
+        model: its name on the server, or a local model's name or path.
+        rows: maximum number of rows to judge, evenly spaced.
+        dry_run: only report the number of calls that it would take.
+    """
+
+    url: str | None = None
+    model: str | None = None
+    rows: int | None = None
+    dry_run: bool = False
+
+
+@verb
+def compare(
+    out: Output,
+    a: Annotated[str, typer.Argument(metavar="A", help="RUN, RUN:VARIANT, scored predictions, or a baseline of B.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The same: the question is whether B is better.")],
+    set_name: Annotated[str, typer.Option("--set", metavar="NAME", help="The set that both answered.")] = "eval",
+    variant: Annotated[str | None, typer.Option(help="Of runs without one; default: the tuned model.")] = None,
+    metric: Annotated[str | None, typer.Option(help="That decides; default: the recipe's primary metric.")] = None,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="For files that do not name theirs.")] = None,
+    judge: Annotated[str | None, typer.Option(metavar="URL", help="Ask a model on this server (OpenAI's API).")] = None,
+    judge_model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; without URL a local one.")] = None,
+    judge_rows: Annotated[int | None, typer.Option(min=1, help="Ask about this many rows, taken evenly.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many calls the judge would take.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the differences as SVG.")] = None,
+) -> int:
+    """Say whether B's answers are better than A's, on the same rows, and how sure that is."""
+    from surefit import recipes
+    from surefit.config.inputs import row_files
+    from surefit.core.svg import picture_file
+    from surefit.evaluate.compare import per_row_values
+    from surefit.evaluate.judge import build_answer_pairs
+    from surefit.evaluate.plot import draw_forest_plot
+    from surefit.stages.comparing import compare_answer_sets
+
+    options = JudgeOptions(judge, judge_model, judge_rows, dry_run)
+    is_judged = bool(judge or judge_model)
+    if dry_run and not is_judged:
+        raise ConfigError("which judge?", code="E1011", help="--dry-run needs --judge URL, --judge-model NAME or both")
+    if plot is not None:
+        picture_file(plot, row_files("A", a) | row_files("B", b))
+    compared = compare_answer_sets(a, b, set_name, variant, metric, recipe)
+    compared["judge"] = None
+    if is_judged:
+        lines = compared.pop("matched")
+        values = per_row_values(
+            [x["scores"] for x, _ in lines],
+            [y["scores"] for _, y in lines],
+            compared["metric"],
+            recipes.get_recipe(compared["recipe"]),
+        )
+        pairs = build_answer_pairs([x for x, _ in lines], [y for _, y in lines], values)
+        compared["judge"] = _judge_pairs(out, options, pairs)
+    else:
+        compared.pop("matched")
+    _say(out, compared)
+    if plot is not None:
+        write_atomic(plot, draw_forest_plot(compared))
+        out.say(f"Wrote {plot}")
+    out.result(compared)
+    return EXIT_OK
+
+
+def _judge_pairs(out: Output, options: JudgeOptions, pairs: Sequence[Any]) -> dict[str, Any]:
+    from surefit.evaluate.judge import CachedJudge, cache_file
+
+    identity = f"{options.url or 'local'} {options.model or ''}"
+    judge = CachedJudge(_lazily(options), identity, cache_file(env.cache_dir(), identity))
+    calls = judge.would_call(pairs, options.rows)
+    out.note(f"the judge: {calls.text}")
+    if options.dry_run:
+        return {"dry_run": True, "calls": calls.calls, "cached": calls.cached, "asked": calls.asked}
+    with out.progress("judging") as on_progress:
+        return {**judge.judge(pairs, options.rows, on_progress), "model": options.model, "calls": calls.calls,
+                "cached": calls.cached}  # fmt: skip
+
+
+def _lazily(options: JudgeOptions) -> Ask:
+    """Return a judge that loads its model at the first question: a comparison with cached verdicts needs none."""
+    judges: list[Ask] = []
+
+    def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
+        if not judges:
+            judges.append(_served(options.url, options.model) if options.url else _local(str(options.model)))
+        return judges[0](questions, on_progress)
+
+    return ask
+
+
+def _served(url: str, model: str | None) -> Ask:
+    from surefit.evaluate.judge import MAX_NEW_TOKENS
+    from surefit.generate.engine import DecodingConfig
+    from surefit.generate.server import ServedModel
+
+    server = ServedModel(url, model, field="--judge")
+    decoding = DecodingConfig(MAX_NEW_TOKENS, JUDGE_BATCH)
+
+    def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
+        return [answer.text for answer in server.answer(questions, decoding, on_progress=on_progress)]
+
+    return ask
+
+
+def _local(name: str) -> Ask:
+    from surefit.config.resolve import decide_dtype
+    from surefit.config.schema import ModelSection
+    from surefit.data.tokens.tokenize import tokenize_prompt
+    from surefit.evaluate.judge import MAX_NEW_TOKENS
+    from surefit.facts.hardware import hardware_facts
+    from surefit.generate.engine import DecodingConfig, generate
+    from surefit.model.load import load_model
+    from surefit.model.tokenizer import load_tokenizer
+    from surefit.task import Example
+
+    hardware = hardware_facts()
+    section = ModelSection.model_validate({"name_or_path": name, "dtype": decide_dtype(hardware)[0]})
+    tokenizer, model = load_tokenizer(section), load_model(section, hardware)
+    decoding = DecodingConfig(MAX_NEW_TOKENS, JUDGE_BATCH)
+
+    def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
+        prompts = [tokenize_prompt(Example(messages=tuple(question)), tokenizer) for question in questions]
+        return [answer.text for answer in generate(model, tokenizer, prompts, decoding, on_progress)]
+
+    return ask
+
+
+def _say(out: Output, compared: dict[str, Any]) -> None:
+    out.say(f"A  {compared['a']}")
+    out.say(f"B  {compared['b']}")
+    rows = [_row(name, metrics) for name, metrics in compared["metrics"].items()]
+    columns = ["metric", "A", "B", "B - A, points", "won", "lost", "tied", "McNemar p", "could see"]
+    out.table(f"{compared['n']:,} rows, 95 % intervals", columns, rows)
+    primary = compared["metrics"][compared["metric"]]
+    for title, key in (("won by B", "won"), ("lost by B", "lost")):
+        _say_examples(out, title, compared[key])
+    out.paragraph(_verdict(compared, primary), {"better": "green", "worse": "red"}.get(compared["verdict"]))
+    if compared["judge"] and not compared["judge"].get("dry_run"):
+        _say_judge(out, compared["judge"])
+
+
+def _row(name: str, found: dict[str, Any]) -> list[str]:
+    low, high = found["ci95"]
+    p = found["mcnemar_p"]
+    return [
+        name,
+        interval_text(found["a"]),
+        interval_text(found["b"]),
+        f"{100 * found['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]",
+        *(str(found[key]) for key in ("wins", "losses", "ties")),
+        "-" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001",
+        # A difference of shares is at most 100 points: if the detectable one is larger, these rows can show none.
+        "none" if p is not None and found["detectable"] > 1 else f"{100 * found['detectable']:.1f}",
+    ]
+
+
+def _verdict(compared: dict[str, Any], found: dict[str, Any]) -> str:
+    rows = found["wins"] + found["losses"] + found["ties"]
+    text = {
+        "better": "B is better than A by more than chance",
+        "worse": "B is worse than A by more than chance",
+        "undecided": "No difference is shown: the interval holds zero",
+    }[compared["verdict"]]
+    if found["mcnemar_p"] is not None and found["detectable"] > 1:
+        return f"{text} ({compared['metric']}). {rows:,} rows are too few to find any difference four times in five."
+    return (
+        f"{text} ({compared['metric']}). With these {rows:,} rows a true difference of "
+        f"{100 * found['detectable']:.1f} points would be found four times in five."
+    )
+
+
+def _say_examples(out: Output, title: str, examples: Sequence[dict[str, Any]]) -> None:
+    for example in examples[:2]:
+        out.say(f"{title}: {example['where']}  (A {example['score_a']:.2f}, B {example['score_b']:.2f})")
+        texts = {key: " ".join(str(example[key]).split()) for key in ("gold", "a", "b") if example[key] is not None}
+        for key, text in zip(texts, cut_around_difference(list(texts.values())), strict=True):
+            out.say(f"    {key if key == 'gold' else key.upper():4}  {text}")
+
+
+def cut_around_difference(texts: Sequence[str], limit: int = CONTEXT) -> list[str]:
+    """Cut texts to the length of one line: from their beginning, or from shortly before the place where they first
+    differ.
+
+    >>> cut_around_difference(["one two three four five", "one two three 4 five"], 14)
+    ['…three four f…', '…three 4 five']
+    """
+    columns = enumerate(zip(*texts, strict=False))
+    shared = next((place for place, letters in columns if len(set(letters)) > 1), min(map(len, texts)))
+    start = max(0, shared - limit // 2) if shared > limit // 2 and max(map(len, texts)) > limit else 0
+    return [truncate_text(f"…{text[start + 1 :]}" if start else text, limit) for text in texts]
+
+
+def _say_judge(out: Output, judged: dict[str, Any]) -> None:
+    low, high = judged["ci95"]
+    rows = [
+        ["rows for B / for A / tied", f"{judged['wins']} / {judged['losses']} / {judged['ties']}"],
+        ["B - A, points", f"{100 * judged['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"],
+        ["both orders agree", _percent(judged["orders_agree"])],
+        ["picks the first place (fair: 50 %)", _percent(judged["first_place"])],
+        ["picks the longer answer", _percent(judged["longer"])],
+        ["the gold answer picks the longer", _percent(judged["gold_longer"])],
+        ["agrees with the gold answer where it decides", _percent(judged["agrees_with_gold"])],
+        ["answers without a verdict", f"{judged['unreadable']} of {2 * judged['asked']}"],
+    ]
+    out.table("The judge, beside the gold answers", ["", "rows and shares, 95 % intervals"], rows)
+    if judged["biased"]:
+        out.paragraph("The judge favours a place: only verdicts that both orders share were counted.", "yellow")
+
+
+def _percent(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    low, high = found["ci95"]
+    return f"{100 * found['mean']:.0f} % [{100 * low:.0f}, {100 * high:.0f}] of {found['n']}"

@@ -1,0 +1,136 @@
+"""The verb `train`: in this process, in child processes, or as one of several launched processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from surefit.cli.exits import verb
+from surefit.cli.findings import show_findings_on_failure
+from surefit.cli.options import Adapt, Gpus, Overrides, Overwrite, Resume, Target
+from surefit.cli.render import Output
+from surefit.core import env
+from surefit.core.errors import EXIT_OK, ConfigError
+from surefit.core.units import duration_text, plural
+
+if TYPE_CHECKING:
+    from surefit.parallel.process_group import World
+    from surefit.stages.run_context import CheckedRun
+
+
+@verb
+def train(
+    out: Output,
+    config: Target,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Prepare everything, run no step, write nothing.")] = False,
+    adapt: Adapt = False,
+    gpus: Gpus = None,
+) -> int:
+    """Train the adapter (or the model), with checkpoints that survive a crash."""
+    from surefit.cli.processes import launch_training, local_process_count, with_process_count
+    from surefit.stages.run_context import load_checked_run
+
+    changes = with_process_count(config, overrides, gpus)
+    if env.distributed_env()[1] > 1:
+        return _train_as_rank(out, config, changes, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
+    run = load_checked_run(config, changes)
+    if local_process_count(run) == 1:
+        return train_and_show(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
+    flags = {"--dry-run": dry_run, "--adapt": adapt, "--json": out.as_json}
+    return launch_training(out, run, config, changes, flags, resume=resume, overwrite=overwrite)
+
+
+def train_and_show(out: Output, run: CheckedRun, *, world: World | None = None, **options: Any) -> int:
+    """Check, then train; of several processes, only rank 0 prints.
+
+    Args:
+        options: of `surefit.stages.training.train_run`.
+    """
+    from surefit.stages.training import train_run
+
+    with show_findings_on_failure(out):
+        result = train_run(run, out, world=world, **options)
+    if world is None or world.is_first:
+        _say_how_it_ended(out, result)
+        out.result(result)
+    return EXIT_OK
+
+
+def _say_how_it_ended(out: Output, result: dict[str, Any]) -> None:
+    if result["dry_run"]:
+        out.say(f"Ready: {plural(result['total_steps'], 'optimizer step')}; nothing was written")
+        return
+    held_out, rejected = result["eval_loss"], result["rejected"]
+    out.say(
+        f"Trained {plural(result['steps'], 'step')} in {duration_text(result['seconds'])}: loss {result['loss']:.4f}"
+        + (f", held-out loss {held_out:.4f}" if held_out is not None else "")
+        + (f", {plural(rejected, 'step')} rejected" if rejected else "")
+        + f" → {result['output']}"
+    )
+
+
+# One of several processes
+
+
+def _require_own_launcher() -> None:
+    """Raise unless SureFit launched these processes.
+
+    If memory runs out in one process, all others are in the same step: only the launcher can restart them.
+
+    Raises:
+        ConfigError: torchrun, accelerate launch or srun launched them.
+    """
+    if not env.launched_here():
+        raise ConfigError(
+            "--adapt starts all processes again where memory runs out in one, and another launcher has started these",
+            code="E1027",
+            help="`surefit train --gpus N` starts them itself. Here leave --adapt out: if memory runs out, the error "
+            "says which setting needs less, and --resume goes on with it",
+        )
+
+
+def _train_as_rank(
+    out: Output, target: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, dry_run: bool, adapt: bool
+) -> int:
+    """Train as one rank: rank 0 reads the config and decides, and broadcasts the result to all ranks."""
+    from surefit.cli.processes import broadcast_run, connect_processes, describe_batches
+    from surefit.parallel.process_group import World
+    from surefit.stages.run_context import load_checked_run
+
+    if adapt:
+        _require_own_launcher()
+    world = World.current()
+    with connect_processes(world, target, overrides):
+        run_of_rank0 = _with_launcher_changes(load_checked_run(target, overrides), world) if world.is_first else None
+        run = broadcast_run(run_of_rank0, world)
+        if not env.launched_here():
+            out.note(describe_batches(run))
+        return train_and_show(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt, world=world)
+
+
+def _with_launcher_changes(run: CheckedRun, world: World) -> CheckedRun:
+    """Return the run with the launcher's out-of-memory changes.
+
+    Raises:
+        ConfigError: the config has another number of processes than were started.
+    """
+    from surefit.config.oom_ladder import with_oom_changes
+
+    hardware = run.resolved.config.hardware
+    assert isinstance(hardware.count, int)
+    if hardware.count * hardware.nodes != world.size:
+        raise ConfigError(
+            f"{world.size} processes were started, and hardware.count {hardware.count} × nodes {hardware.nodes} is "
+            f"{hardware.count * hardware.nodes}",
+            code="E1028",
+            field="hardware.count",
+            help="start as many processes as the config has devices, or leave hardware.count at auto",
+        )
+    return dataclasses.replace(run, resolved=with_oom_changes(run.resolved, env.read_oom_adaptations()))
