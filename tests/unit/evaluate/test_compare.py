@@ -140,10 +140,10 @@ def test_rows_are_matched_by_place_in_any_order_or_by_number(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (values(1, 1), "answered other rows: "),
-        ([*values(1, 1), line(9, 1)], "2 of them the same"),
+        (values(1, 1), "answered different rows: "),
+        ([*values(1, 1), line(9, 1)], "2 in common"),
         ([*values(1, 1), line(2, 1, gold="another")], "the gold answer of d.jsonl:2 differs"),
-        ([*values(1, 1), line(1, 1)], "answered other rows"),
+        ([*values(1, 1), line(1, 1)], "answered different rows"),
     ],
 )
 def test_other_rows_are_refused_with_the_reason(tmp_path, lines, message):
@@ -225,7 +225,7 @@ def test_a_gate_cannot_pass_on_other_rows_or_another_scorer(tmp_path):
     for name in ("few", "old"):
         found = gate(run, tuned, not_worse_than=str(tmp_path / name))
         assert found["outcome"] == "cannot tell"
-        assert {"few": "other rows", "old": "version 2"}[name] in found["reason"]
+        assert {"few": "different rows", "old": "version 2"}[name] in found["reason"]
 
 
 def test_confidence_decides_how_sure_worse_must_be(tmp_path):

@@ -134,7 +134,7 @@ def test_our_own_predictions_may_answer_a_part_and_are_found_by_their_place(tmp_
     ("answers", "message"),
     [
         ([{"id": 0, "text": ""}, {"id": 1, "text": ""}], "1 reference without an answer: id '2'"),
-        ([{"id": n, "text": ""} for n in (0, 1, 2, 9)], "1 answer to a id that no reference has: '9'"),
+        ([{"id": n, "text": ""} for n in (0, 1, 2, 9)], "1 answer with a id that no reference has: '9'"),
         ([{"id": n, "text": ""} for n in (0, 1, 1)], "the id '1' already has an answer"),
         ([{"text": ""}] * 2, "2 predictions for 3 references"),
         ([{"text": None}] * 3, "an answer is null, not text"),
@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, answers, message
 def test_two_references_with_one_id(tmp_path):
     gold = written(tmp_path / "gold.jsonl", [*rows(2), *rows(1)])
     answers = [{"id": n, "text": ""} for n in (0, 1)]
-    with pytest.raises(DataError, match="in two references"):
+    with pytest.raises(DataError, match="two references have"):
         score_files(CALLS, written(tmp_path / "p.jsonl", answers), gold)
 
 

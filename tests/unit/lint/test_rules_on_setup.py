@@ -110,7 +110,7 @@ def test_the_scale_is_told_in_the_users_numbers() -> None:
     assert one.message.startswith("alpha 512 divided by rank 8 scales the adapter by 64;")
     assert one.help == "start at twice the rank, 16"
     (one,) = found(adapter="lora", lora_r=256, lora_alpha=512.0, rslora=True)
-    assert one.message.startswith("alpha 512 over the square root of rank 256 multiplies the adapter by 32;")
+    assert one.message.startswith("alpha 512 divided by the square root of rank 256 scales the adapter by 32;")
     assert one.message.endswith("without use_rslora it would be 2")
     assert one.help == "write 16"
 

@@ -103,7 +103,7 @@ def test_only_what_certainly_exceeds_the_device_does_not_fit(plan) -> None:
     assert "H100" in memory
     other = plan("train.method=full", **whole, change_model=lambda f: replace(f, architecture="OtherForCausalLM"))
     (memory,) = other["does_not_fit"]
-    assert memory.startswith("memory: at least "), "of weights, gradients and optimizer alone"
+    assert memory.startswith("memory: the run needs at least "), "of weights, gradients and optimizer alone"
     full = replace
     (disk,) = plan(model="surefit/nano", gpu="cpu", change_hardware=lambda f: full(f, disk_free_bytes=1))[
         "does_not_fit"

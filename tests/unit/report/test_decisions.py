@@ -44,7 +44,9 @@ def test_damage_elsewhere_is_a_note_that_someone_must_accept(run: RunDir) -> Non
     ship = page_of(run).ship
     assert (ship.tone, ship.answer) == ("warning", "Yes, if the notes are acceptable")
     notes = [condition.text for condition in ship.conditions if condition.state == "note"]
-    assert notes == ["Regression on another task: ast accuracy on old_tools fell from 93.5\N{NO-BREAK SPACE}% to 87.5\xa0%."]
+    assert notes == [
+        "Regression on another task: ast accuracy on old_tools fell from 93.5\N{NO-BREAK SPACE}% to 87.5\xa0%."
+    ]
 
 
 @pytest.mark.parametrize(
