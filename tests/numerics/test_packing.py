@@ -211,7 +211,9 @@ def test_families_that_cannot_keep_documents_apart_are_refused(
         use_varlen(model)
         require_packable(model)
 
-    with pytest.raises(ModelError, match=family if known else f"{family} (cannot be packed|has its own attention code)"):
+    with pytest.raises(
+        ModelError, match=family if known else f"{family} (cannot be packed|has its own attention code)"
+    ):
         prove()
 
 

@@ -52,7 +52,11 @@ def test_a_conversation_without_a_final_text_is_kept_but_not_scored(messages):
         ({"messages": [USER, {"role": "bot", "content": "x"}]}, "messages[1].role", "'bot', not one of system"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "None, not one of"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "null, not a string"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content", "a list, not a string"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content",
+            "a list, not a string",
+        ),
         ({"messages": [USER, ANSWER], "tools": "[]"}, "tools", "not a list of objects"),
         ({"messages": [USER, ANSWER], "tools": [None]}, "tools", "not a list of objects"),
         ({"text": " "}, "text", "text is empty"),

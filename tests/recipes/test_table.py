@@ -77,7 +77,10 @@ def test_another_package_adds_a_recipe_and_cannot_replace_one():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("broken", "of the package 'guest-recipes' cannot be loaded: ModuleNotFoundError: .*a_module_that_is_not_there"),
+        (
+            "broken",
+            "of the package 'guest-recipes' cannot be loaded: ModuleNotFoundError: .*a_module_that_is_not_there",
+        ),
         ("number", "of the package 'guest-recipes' is of type int, not TaskRecipe"),
     ],
 )

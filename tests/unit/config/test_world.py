@@ -93,7 +93,12 @@ def needed(model: int, tokens: int) -> Any:
         (800, 0, {"mode": "fsdp"}, "a share of it: up to 100 B of 100 B; a whole model"),
         (40, 200, {"mode": "cp", "cp": 4}, "a share of each example's tokens: up to 90 B"),
         (400, 200, {"mode": "fsdp", "cp": 4}, "a share of the model and a share of each example's tokens: up to 100 B"),
-        (8000, 800, {"mode": "fsdp", "cp": 8}, "a share of each example's tokens: nothing fits; the smallest option needs up to"),
+        (
+            8000,
+            800,
+            {"mode": "fsdp", "cp": 8},
+            "a share of each example's tokens: nothing fits; the smallest option needs up to",
+        ),
     ],
 )
 def test_auto_shares_as_little_as_fits(model: int, tokens: int, way: dict[str, Any], reason: str) -> None:

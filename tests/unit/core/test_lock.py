@@ -68,7 +68,10 @@ def test_a_lock_that_is_shared_names_nobody_who_held_it_before(tmp_path: Path) -
         pass
     with open(tmp_path / ".lock", "r+") as file:
         lock._take(file.fileno(), tmp_path / ".lock", "prepare", print, fcntl.LOCK_SH)
-        with pytest.raises(MachineError, match="in use by another process"), lock.hold_lock(tmp_path / ".lock", "prepare"):
+        with (
+            pytest.raises(MachineError, match="in use by another process"),
+            lock.hold_lock(tmp_path / ".lock", "prepare"),
+        ):
             pytest.fail("a shared lock was held alone")
 
 

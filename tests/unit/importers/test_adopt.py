@@ -77,7 +77,9 @@ def test_a_deepspeed_file_fills_what_is_open_and_says_so(zero) -> None:
         lines
     )
     assert "train.max_grad_norm: 0.3, from ds.json:5 gradient_clipping (was 1.0)" in lines
-    assert lines[-1] == "ds.json: 2 keys without an equivalent in SureFit, ignored: optimizer.type, wall_clock_breakdown"
+    assert (
+        lines[-1] == "ds.json: 2 keys without an equivalent in SureFit, ignored: optimizer.type, wall_clock_breakdown"
+    )
 
 
 def test_tuning_reaches_deepspeed(zero) -> None:

@@ -241,7 +241,10 @@ Trainer(model=model, train_dataset=rows, data_collator=DataCollatorForLanguageMo
 
 def test_checking_a_script_imports_no_torch(tmp_path: Path) -> None:
     path = written(tmp_path, SOUND)
-    code = f"import sys; from surefit.importers import read_tool_config; from pathlib import Path; read_tool_config(Path({str(path)!r}))"
+    code = (
+        "import sys; from surefit.importers import read_tool_config; from pathlib import Path; "
+        f"read_tool_config(Path({str(path)!r}))"
+    )
     asked = f"{code}; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'peft', 'trl')))"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
 

@@ -538,8 +538,12 @@ def test_what_axolotl_makes_of_reasoning(tmp_path: Path, line: str, words: str) 
 
 
 def test_what_packing_means_is_said_beside_it(tmp_path: Path) -> None:
-    assert "a batch still counts whole, separate examples" in to_config_yaml(read_text(tmp_path, TRL + "packing: true\n"))
-    assert "a batch still counts whole, separate examples" not in to_config_yaml(read_text(tmp_path, TRL + "packing: false\n"))
+    assert "a batch still counts whole, separate examples" in to_config_yaml(
+        read_text(tmp_path, TRL + "packing: true\n")
+    )
+    assert "a batch still counts whole, separate examples" not in to_config_yaml(
+        read_text(tmp_path, TRL + "packing: false\n")
+    )
 
 
 def test_the_stage_of_a_deepspeed_file_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

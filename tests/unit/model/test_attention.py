@@ -286,7 +286,10 @@ def test_what_is_chosen_and_why(
 def test_a_softcap_is_left_to_the_formula_and_sinks_only_of_padded_rows() -> None:
     gemma = {**LLAMA, "model_type": "gemma2"}
     packed = resolve_attention("auto", packed=True, dtype="bfloat16", capability=(9, 0), config=gemma)
-    assert packed == (NAME, "one document at a time: a softcap of 50 in the attention, which the kernel does not support")
+    assert packed == (
+        NAME,
+        "one document at a time: a softcap of 50 in the attention, which the kernel does not support",
+    )
     alone = resolve_attention("auto", packed=False, dtype="bfloat16", capability=(9, 0), config=gemma)
     assert alone.name == "eager"
     gpt_oss = {**LLAMA, "model_type": "gpt_oss"}
