@@ -83,7 +83,7 @@ def cases() -> Iterator[Case]:
 def resolved(case: Case) -> Any:
     """The configuration as `surefit train` would have it."""
     from surefit.config.resolve import ResolvedConfig
-    from surefit.config.schema import Config
+    from surefit.config.schema import SureFitConfig
 
     rows, length = BATCHES[case.shape]
     tree = {
@@ -106,7 +106,7 @@ def resolved(case: Case) -> Any:
         },
         "output_dir": "unused",
     }
-    return ResolvedConfig(Config.model_validate(tree), {}, MICRO_BATCHES, None)
+    return ResolvedConfig(SureFitConfig.model_validate(tree), {}, MICRO_BATCHES, None)
 
 
 def measure(case: Case) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.units import GIB
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.memory_formula import peak_bytes_on_one
@@ -88,7 +88,7 @@ def settings(name: str, changes: dict[str, Any]) -> tuple[ResolvedConfig, Hardwa
         (tree.setdefault(section, {}) if section else tree)[key] = value
     tree["train"] |= {"global_batch_size": rows * parts, "per_device_train_batch_size": rows}
     hardware = hardware_facts(tree["hardware"]["gpu"], Path.cwd())
-    return ResolvedConfig(Config.model_validate(tree), {}, parts, None), hardware
+    return ResolvedConfig(SureFitConfig.model_validate(tree), {}, parts, None), hardware
 
 
 def compare(name: str, variant: str, kernels: bool, whole: bool) -> dict[str, Any]:

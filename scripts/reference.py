@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 from surefit.config.capabilities import CONFLICTS, Trait
 from surefit.config.load import expected_text
 from surefit.config.modes import MODES
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.rundir import write_atomic
 from surefit.core.svg import document
 from surefit.core.units import GIB
@@ -41,9 +41,9 @@ def config_page() -> str:
         "data and machine; `resolved.yaml` in the run directory says what was decided, and why.",
         "",
     ]
-    top = {name: field for name, field in Config.model_fields.items() if not _is_section(field.annotation)}
+    top = {name: field for name, field in SureFitConfig.model_fields.items() if not _is_section(field.annotation)}
     lines += ["## At the top", "", *_table(top, "")]
-    for name, field in Config.model_fields.items():
+    for name, field in SureFitConfig.model_fields.items():
         if _is_section(field.annotation):
             lines += [f"## {name}", "", field.description or "", "", *_section(field.annotation, f"{name}.")]
     return "\n".join(lines).rstrip() + "\n"

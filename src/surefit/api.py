@@ -31,7 +31,7 @@ from surefit.stages.progress_listener import LineListener, ProgressListener
 from surefit.stages.run_context import CheckedRun, find_config_file, load_checked_run, load_run_context
 
 if TYPE_CHECKING:
-    from surefit.config.schema import Config as Settings
+    from surefit.config.schema import SureFitConfig as Settings
     from surefit.train.progress import TrainingProgress
 
 __all__ = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 
 SRC = Path(__file__).parents[2] / "src/surefit"
 ASKED = re.compile(r'\b(value|is_on)\(\s*"([\w.]+)"\s*\)')
@@ -39,7 +39,7 @@ def asked() -> list[tuple[str, str, str]]:
 
 
 def test_switches_of_resolved_yaml_are_never_read_as_texts() -> None:
-    known = dict(fields(Config))
+    known = dict(fields(SureFitConfig))
     calls = asked()
     assert {"model.quantization", "lora.use_dora"} <= {key for _, _, key in calls}
     assert [call for call in calls if call[2] not in known] == []

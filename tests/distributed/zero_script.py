@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from surefit.checkpoint import manager
 from surefit.config.modes import ZERO
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.data.tokens.collate import collate
 from surefit.model.prepare import prepare_for_training
 from surefit.parallel.engine import SINGLE
@@ -40,7 +40,7 @@ NO_PERSISTENCE = {
 }
 
 
-def settings(out: Path, mode: str, kind: str, **parallel: Any) -> Config:
+def settings(out: Path, mode: str, kind: str, **parallel: Any) -> SureFitConfig:
     config = tiny_run.config(Path("unused"), out, kind, global_batch_size=12, per_device_train_batch_size=MICRO,
                              weight_decay=0.1)  # fmt: skip
     tree = config.model_dump()
@@ -48,7 +48,7 @@ def settings(out: Path, mode: str, kind: str, **parallel: Any) -> Config:
     tree["parallel"] |= {"mode": mode, "deepspeed_config": str(out / "user.json")} | parallel.pop("parallel", {})
     for section, changes in parallel.items():
         tree[section] |= changes
-    return Config.model_validate(tree)
+    return SureFitConfig.model_validate(tree)
 
 
 def batches(step: int, rank: int, size: int) -> list[Any]:
@@ -62,7 +62,7 @@ def batches(step: int, rank: int, size: int) -> list[Any]:
 class Run:
     """A model, an engine and its optimizer."""
 
-    def __init__(self, config: Config, world: World | None) -> None:
+    def __init__(self, config: SureFitConfig, world: World | None) -> None:
         base = tiny_run.llama(hidden_size=40, intermediate_size=51, tie_word_embeddings=config.train.method == "lora")
         model, _ = prepare_for_training(base.to(getattr(torch, config.model.dtype)), config, tiny_run.CPU)
         self.config, self.engine = config, SINGLE if world is None else Zero(world, config.parallel)
@@ -119,7 +119,7 @@ def distance(one: Any, other: Any) -> float:
 ALONE: dict[tuple[str, str], tuple[Run, manager.CheckpointState]] = {}
 
 
-def alone(config: Config) -> tuple[Run, manager.CheckpointState]:
+def alone(config: SureFitConfig) -> tuple[Run, manager.CheckpointState]:
     """What one process with everything makes of the same steps; it does not depend on how others share them."""
     key = (config.train.method, config.model.dtype)
     if key not in ALONE:
@@ -158,7 +158,12 @@ def compare(world: World, out: Path, name: str, mode: str, kind: str, **changes:
 
 
 def resumed(
-    world: World, config: Config, path: Path, losses: list[float], whole: manager.CheckpointState, single: list[float]
+    world: World,
+    config: SureFitConfig,
+    path: Path,
+    losses: list[float],
+    whole: manager.CheckpointState,
+    single: list[float],
 ) -> dict[str, Any]:
     """Go on from step 10, in the same mode and in one process alone."""
     barrier(world)
@@ -181,7 +186,7 @@ def short(world: World, out: Path, mode: str, kind: str, **changes: Any) -> dict
     return {"loss": apart(zero.losses, single.losses[:10])}
 
 
-def loads(config: Config, weights: Any, path: Path) -> list[Any]:
+def loads(config: SureFitConfig, weights: Any, path: Path) -> list[Any]:
     """Save an adapter under PEFT's names and put it into a fresh plain model: (missing, unexpected, output moved)."""
     save_file({name.replace(".default", ""): tensor for name, tensor in weights.items()}, path)
     base = tiny_run.llama(hidden_size=40, intermediate_size=51, tie_word_embeddings=True)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from surefit.cli.app import app
 from surefit.config.edit import edit_text
 from surefit.config.load import load_config
-from surefit.config.schema import Config, path_texts
+from surefit.config.schema import SureFitConfig, path_texts
 from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_OK, EXIT_USAGE
 from surefit.evaluate.sandbox import run_tests
 from surefit.ui.workspace import Workspace, file_version
@@ -83,7 +83,7 @@ NO_PATH = {
 
 def test_every_text_of_a_config_is_known_to_be_a_path_or_not() -> None:
     """S1-1: a key that was not in a list was read outside the workspace."""
-    sections: list[type[BaseModel]] = [Config]
+    sections: list[type[BaseModel]] = [SureFitConfig]
     undecided = []
     for section in sections:
         for name, field in section.model_fields.items():

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from tiny_run import rows, training
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import SureFitError
 from surefit.parallel.engine import build_engine
 from surefit.parallel.process_group import World, barrier, process_group
 
 
-def on_tiny(values: dict[str, Any], base: str, out: str) -> Config:
+def on_tiny(values: dict[str, Any], base: str, out: str) -> SureFitConfig:
     """The config as it is, on a model and lengths that take a second."""
     values["model"]["name_or_path"] = base
     values["data"] |= {"train": "unused", "max_length": 24}
@@ -30,10 +30,10 @@ def on_tiny(values: dict[str, Any], base: str, out: str) -> Config:
     if values["parallel"]["mode"].startswith("zero") and values["model"]["dtype"] == "float16":
         values["model"]["dtype"] = "bfloat16"  # DeepSpeed: "Type fp16 is not supported on your device", a CPU
     values["output_dir"] = out
-    return Config.model_validate(values)
+    return SureFitConfig.model_validate(values)
 
 
-def tried(config: Config, world: World) -> dict[str, Any] | None:
+def tried(config: SureFitConfig, world: World) -> dict[str, Any] | None:
     """What two steps end with."""
     try:
         job = training(config, rows(8), rows(2, seed=1), engine=build_engine(config.parallel, world))

@@ -15,7 +15,7 @@ from typing import Any
 from surefit.config.capabilities import conflicts, traits
 from surefit.config.modes import GROUPED, MODES
 from surefit.config.optimizers import OPTIMIZERS
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "mode": (
@@ -87,7 +87,7 @@ def _drawn(fixed: Pair, rng: random.Random) -> Row | None:
 @functools.cache
 def _allowed(*values: Any) -> bool:
     row = {name: options[0] for name, options in FACTORS.items()} | dict(zip(DECIDING, values, strict=True))
-    return not conflicts(traits(Config.model_validate(as_config(row, "base", "rows", "run"))))
+    return not conflicts(traits(SureFitConfig.model_validate(as_config(row, "base", "rows", "run"))))
 
 
 def pairs(row: Row) -> Iterator[Pair]:

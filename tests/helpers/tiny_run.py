@@ -18,7 +18,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir
 from surefit.model.load import load_model
@@ -85,7 +85,7 @@ def config(
     checkpoint: Mapping[str, Any] | None = None,
     adapter: Mapping[str, Any] | None = None,
     **train: Any,
-) -> Config:
+) -> SureFitConfig:
     settings = {
         "num_train_epochs": 4.0,
         "global_batch_size": 8,
@@ -93,7 +93,7 @@ def config(
         "learning_rate": 1e-2,
         "gradient_checkpointing": False,
     }
-    return Config.model_validate(
+    return SureFitConfig.model_validate(
         {
             "model": {"name_or_path": str(base), "dtype": dtype},
             "lora": {"r": 4, "lora_dropout": 0.1} | dict(adapter or {}),
@@ -108,7 +108,7 @@ def config(
 
 
 def training(
-    settings: Config,
+    settings: SureFitConfig,
     train_rows: list[Row] | None = None,
     eval_rows: list[Row] | None = None,
     hardware: Any = CPU,

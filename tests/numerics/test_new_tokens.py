@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from surefit.checkpoint import manager
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import GateError
 from surefit.core.rundir import RunDir, read_json
 from surefit.evaluate.variants import CheckpointModel
@@ -38,7 +38,9 @@ NEW = ["<call>", ":ARG0-of", "</call>"]
 IDS = [OLD, OLD + 1, OLD + 2]
 
 
-def settings(folder: Path, kind: str = "lora", tied: bool = True, dtype: str = "float32", **changes: Any) -> Config:
+def settings(
+    folder: Path, kind: str = "lora", tied: bool = True, dtype: str = "float32", **changes: Any
+) -> SureFitConfig:
     base = tiny_run.save_base(folder / "base", tie_word_embeddings=tied, max_position_embeddings=64)
     config = tiny_run.config(base, folder / "run", kind, dtype, adapter={"lora_dropout": 0.0}, **changes)
     return config.model_copy(update={"model": config.model.model_copy(update={"add_tokens": NEW})})
@@ -51,7 +53,7 @@ def batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "loss_rows": rows, "targets": ids.flatten()[rows + 1]}
 
 
-def prepared(config: Config, fused: bool = False) -> PeftModel:
+def prepared(config: SureFitConfig, fused: bool = False) -> PeftModel:
     model, _ = prepare_for_training(load_model(config.model, tiny_run.CPU), config, tiny_run.CPU)
     assert isinstance(model, PeftModel)
     if fused:
@@ -132,7 +134,7 @@ def test_answers_are_those_of_pefts_own_layer(tmp_path: Path, tied: bool) -> Non
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def train(config: Config) -> RunDir:
+def train(config: SureFitConfig) -> RunDir:
     """Rows in which every third token is a new one."""
     rows = [(ids.copy(), labels.copy()) for ids, labels in tiny_run.rows()]
     for number, (ids, labels) in enumerate(rows):

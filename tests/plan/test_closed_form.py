@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from surefit.config.capabilities import BITSANDBYTES
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.facts.activations import LOSS_TILE, chunk_rows
 from surefit.facts.memory_formula import fullest_moment_bytes, peak_bytes_on_one
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
@@ -103,7 +103,7 @@ def resolved_run(
     }
     for name, values in sections.items():
         tree[name] |= values
-    return ResolvedConfig(Config.model_validate(tree), {}, micro_batches, None)
+    return ResolvedConfig(SureFitConfig.model_validate(tree), {}, micro_batches, None)
 
 
 @pytest.mark.parametrize(

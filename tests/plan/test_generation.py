@@ -13,7 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from surefit.config.load import load_config
 from surefit.config.resolve import resolve_config
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.units import GIB, KIB
 from surefit.facts.generation import estimate_generation_memory, eval_batch_chooser, largest_fitting_eval_batch
 from surefit.facts.hardware import hardware_facts
@@ -22,8 +22,8 @@ from surefit.plan.cuda import HIDDEN_TEMPORARIES, emulate_cuda_operators
 from surefit.plan.trace import Recorder
 
 
-def config_of(model: str, dtype: str = "bfloat16", max_length: int = 2048, **evaluate: Any) -> Config:
-    return Config.model_validate(
+def config_of(model: str, dtype: str = "bfloat16", max_length: int = 2048, **evaluate: Any) -> SureFitConfig:
+    return SureFitConfig.model_validate(
         {
             "model": {"name_or_path": model, "dtype": dtype},
             "data": {"train": "unused", "max_length": max_length},

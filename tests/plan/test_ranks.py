@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from surefit.config.load import load_config
 from surefit.config.resolve import ResolvedConfig, resolve_config
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_accumulation_steps
 from surefit.core.errors import MachineError
 from surefit.core.units import GIB
@@ -52,7 +52,7 @@ def run_of(mode: str, processes: int, facts: ModelFacts, **sections: Any) -> Res
     }
     for name, values in sections.items():
         tree[name] |= values
-    config = Config.model_validate(tree)
+    config = SureFitConfig.model_validate(tree)
     return ResolvedConfig(config, {}, count_accumulation_steps(config), 10)
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from surefit.cli.app import app
 from surefit.config.load import LoadedConfig
 from surefit.config.resolve import resolve_config
-from surefit.config.schema import Config, LoraSection
+from surefit.config.schema import LoraSection, SureFitConfig
 from surefit.core.errors import ConfigError, MachineError
 from surefit.data.tokens.collate import build_loss_targets
 from surefit.facts.gpus import GPUS
@@ -309,7 +309,7 @@ def step_on(gpu: str, lengths: ExampleLengths | None = None, **sections: Any) ->
     tree |= {name: tree.get(name, {}) | section for name, section in sections.items()}
     hardware, model = hardware_facts(gpu), model_facts("surefit/nano")
     made = resolve_config(
-        LoadedConfig(Config.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100
+        LoadedConfig(SureFitConfig.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100
     )
     step = Planner(model, lengths or ExampleLengths()).step(made, hardware)
     assert step is not None
@@ -366,7 +366,7 @@ def test_measurements_between_checkpoints_take_time() -> None:
             "train": {"max_steps": 20, "num_train_epochs": 100, "eval_steps": every}, "checkpoint": {"save_steps": 10},
         }  # fmt: skip
         made = resolve_config(
-            LoadedConfig(Config.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100
+            LoadedConfig(SureFitConfig.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100
         )
         run = Planner(model).run(made, step, 100)
         assert run is not None

@@ -15,7 +15,7 @@ from surefit.cli.audit import build_audit_job, load_eval_rows
 from surefit.cli.other_tools import build_lint_context
 from surefit.config.load import load_config
 from surefit.config.resolve import resolve_config
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import SureFitError
 from surefit.core.units import GIB
 from surefit.data.audit.sample import audit_sample
@@ -84,7 +84,7 @@ def is_sample(source: str) -> bool:
     return source.startswith(PREFIX)
 
 
-def sampled(rows: Rows, recipe: TaskRecipe, config: Config) -> Examples | None:
+def sampled(rows: Rows, recipe: TaskRecipe, config: SureFitConfig) -> Examples | None:
     """What the rows become; None where one of them cannot be used."""
     how = config.data.format, config.data.bad_rows
     try:
@@ -112,7 +112,7 @@ def foreign_context(path: Path, stated: dict[str, Any]) -> LintContext:
     )
 
 
-def audit_facts(config: Config, columns: tuple[str, ...], rows: Rows, stated: Any) -> AuditFacts:
+def audit_facts(config: SureFitConfig, columns: tuple[str, ...], rows: Rows, stated: Any) -> AuditFacts:
     """What the audit of a check finds; with `audit: full` that of `surefit audit`; observations may be stated."""
     if stated == "full":
         question, scored = build_audit_job(config), load_eval_rows(config, rows, [])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.rundir import RunDir
 
 CPU = SimpleNamespace(kind="cpu", name="test", memory_bytes=None, bf16=True)
@@ -85,7 +85,7 @@ def tiny_base(tmp_path_factory, make_tiny, tiny_tokenizer):
 class TrainedRun:
     """A run up to the end of training."""
 
-    config: Config
+    config: SureFitConfig
     run: RunDir
     base: Path
     hardware: Any
@@ -104,7 +104,7 @@ def train_tiny(tmp_path_factory, tiny_base):
 
     def train(sequences, kind="lora", dtype="float32", steps=25):
         run = RunDir(tmp_path_factory.mktemp(f"{kind}-{dtype}"))
-        config = Config.model_validate(
+        config = SureFitConfig.model_validate(
             {
                 "model": {"name_or_path": str(tiny_base), "dtype": dtype},
                 "lora": {"r": 4, "lora_alpha": 8.0},

@@ -24,7 +24,7 @@ from surefit.core.units import duration_text, plural
 from surefit.stages.eval_prompts import list_eval_sources
 
 if TYPE_CHECKING:
-    from surefit.config.schema import Config
+    from surefit.config.schema import SureFitConfig
     from surefit.data.audit.chunk import AuditJob
     from surefit.data.audit.clean import Removals
     from surefit.data.audit.whole import AuditableRows
@@ -359,7 +359,7 @@ def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
     )
 
 
-def build_audit_job(config: Config) -> AuditJob:
+def build_audit_job(config: SureFitConfig) -> AuditJob:
     """Return the audit settings of a config's data."""
     from surefit import recipes
     from surefit.data.audit.chunk import AuditJob
@@ -377,7 +377,7 @@ def build_audit_job(config: Config) -> AuditJob:
     )
 
 
-def load_eval_rows(config: Config, rows: HasSha256, problems: list[SureFitError]) -> dict[str, AuditableRows]:
+def load_eval_rows(config: SureFitConfig, rows: HasSha256, problems: list[SureFitError]) -> dict[str, AuditableRows]:
     """Return the rows of the evaluation sets, by config key; sets that cannot be read are added to `problems`."""
     from surefit.data.audit.streamed import StreamedRows
     from surefit.data.read.load import require_distinct_rows
@@ -394,7 +394,7 @@ def load_eval_rows(config: Config, rows: HasSha256, problems: list[SureFitError]
     return eval_sets
 
 
-def _mixed_rows(config: Config, problems: list[SureFitError]) -> dict[str, AuditableRows]:
+def _mixed_rows(config: SureFitConfig, problems: list[SureFitError]) -> dict[str, AuditableRows]:
     """Return the rows of `data.mix`, by config key; sources that cannot be read are added to `problems`."""
     from surefit.data.audit.streamed import StreamedRows
 

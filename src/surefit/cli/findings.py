@@ -15,7 +15,7 @@ from surefit.core.units import duration_text, plural
 LATER_FACTS = {"BatchFacts", "JobScript"}
 """Facts that no config provides: `train` checks the batches, and a batch script is checked on its own."""
 FACT_NAMES = {
-    "Config": "a whole run", "ResolvedConfig": "the run's steps and batches", "ModelFacts": "the model",
+    "SureFitConfig": "a whole run", "ResolvedConfig": "the run's steps and batches", "ModelFacts": "the model",
     "TokenizerFacts": "the tokenizer", "HardwareFacts": "the device", "DatasetFacts": "the rows",
     "AuditFacts": "the rows", "ExampleFacts": "the rows", "EvalPromptFacts": "the rows",
     "StackFacts": "the installed packages",

@@ -18,7 +18,7 @@ from surefit.cli.findings import show_findings_on_failure
 from surefit.cli.render import Output
 from surefit.config.inputs import input_files
 from surefit.config.load import load_config
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core import env
 from surefit.core.errors import EXIT_OK, ConfigError, MachineError
 from surefit.core.output import output_file, text_with
@@ -370,7 +370,9 @@ def _remember(out: Output, record: Path, number: str, log: Path, places: Mapping
     out.say(f"Submitted job {number}{stage_text}; its output: {output}", "green")
 
 
-def _with_machines(config: Config, overrides: Sequence[str], nodes: int | None, per_node: int | None) -> list[str]:
+def _with_machines(
+    config: SureFitConfig, overrides: Sequence[str], nodes: int | None, per_node: int | None
+) -> list[str]:
     """Return the overrides, with the command line's counts if they differ from the config's: the run records
     overrides."""
     counts = {"nodes": nodes, "count": per_node}

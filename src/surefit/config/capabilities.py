@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from surefit.config.modes import WEIGHTS_DIVIDED, ZERO, ModeName
 from surefit.config.optimizers import BitsAndBytesName, OtherName
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
 
 Trait = Literal[
@@ -142,7 +142,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 )  # fmt: skip
 
 
-def traits(config: Config) -> frozenset[Trait]:
+def traits(config: SureFitConfig) -> frozenset[Trait]:
     """Return the traits of a config; "auto" counts as chosen so that nothing conflicts."""
     lora, train, speed, parallel = config.adapter, config.train, config.speed, config.parallel
     present = {
@@ -170,13 +170,13 @@ def conflicts(there: frozenset[Trait]) -> list[Conflict]:
     return [row for row in CONFLICTS if row.one in there and row.other in there]
 
 
-def conflict_with_trait(config: Config, trait: Trait) -> Conflict | None:
+def conflict_with_trait(config: SureFitConfig, trait: Trait) -> Conflict | None:
     """Return the first conflict that adding this trait to the config would cause."""
     existing_traits = traits(config)
     return next((row for row in conflicts(existing_traits | {trait}) if trait in (row.one, row.other)), None)
 
 
-def require_compatible_settings(config: Config) -> None:
+def require_compatible_settings(config: SureFitConfig) -> None:
     """Raise if the config has settings that cannot be combined.
 
     Raises:

@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from surefit.config.schema import Config, path_texts
+from surefit.config.schema import SureFitConfig, path_texts
 from surefit.core.rundir import RunDir
 
 WRITTEN = ("output_dir", "data.tokenized")
 """Keys that name the run's outputs."""
 
 
-def input_files(config: Config, path: Path | None = None) -> dict[str, Path]:
+def input_files(config: SureFitConfig, path: Path | None = None) -> dict[str, Path]:
     """Return name → file or directory, for all existing inputs that a config names.
 
     Keys are found by their type, `PathText`, so that a new key is not missed.
@@ -31,7 +31,7 @@ def input_files(config: Config, path: Path | None = None) -> dict[str, Path]:
 
 
 def overwritten_inputs(
-    config: Config, run: RunDir, path: Path | None = None, written: Sequence[Path] = ()
+    config: SureFitConfig, run: RunDir, path: Path | None = None, written: Sequence[Path] = ()
 ) -> dict[str, Path]:
     """Return name → input file or directory that a run would overwrite, or delete with --overwrite: inputs that lie at
     or inside one of the run's own artifacts.

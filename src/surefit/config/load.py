@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from surefit.config.renamed import renamed_keys, with_new_names
-from surefit.config.schema import STACKED, Config
+from surefit.config.schema import STACKED, SureFitConfig
 from surefit.core.errors import ConfigError, did_you_mean, os_help
 from surefit.core.units import KIB, truncate_text
 
@@ -45,7 +45,7 @@ class LoadedConfig:
         adopted: dotted key → its position in another tool's file that the config names (importers/adopt.py).
     """
 
-    config: Config
+    config: SureFitConfig
     path: Path
     lines: dict[str, int]
     overridden: frozenset[str]
@@ -119,7 +119,7 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
     problems = list(_old_names(tree, path, lines, overridden))
     config = None
     try:
-        config = Config.model_validate(with_new_names(tree) if problems else tree)
+        config = SureFitConfig.model_validate(with_new_names(tree) if problems else tree)
     except ValidationError as error:
         problems += [_problem(item, path, lines, overridden) for item in _merge_unions(error)]
     if problems or config is None:
@@ -338,7 +338,7 @@ def _merge_unions(error: ValidationError) -> list[dict[str, Any]]:
 def _key_path(loc: tuple[int | str, ...]) -> list[str]:
     """Return the config keys in a pydantic location, without list positions and the names of union branches."""
     keys: list[str] = []
-    annotation: Any = Config
+    annotation: Any = SureFitConfig
     for part in loc:
         section = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
         if section is None:
@@ -416,7 +416,7 @@ EXAMPLES = {
 
 def _elsewhere(name: str) -> str:
     """Name the section to which a misplaced key belongs."""
-    for section, entry in Config.model_fields.items():
+    for section, entry in SureFitConfig.model_fields.items():
         inner = _container(entry.annotation)
         if inner not in (None, dict) and name in inner.model_fields:
             return f"; it belongs under '{section}'"
@@ -424,7 +424,7 @@ def _elsewhere(name: str) -> str:
 
 
 def _section_at(dotted: str) -> type[BaseModel] | None:
-    annotation: Any = Config
+    annotation: Any = SureFitConfig
     for part in filter(None, dotted.split(".")):
         field = annotation.model_fields.get(part) if annotation not in (None, dict) else None
         annotation = _container(field.annotation) if field else None

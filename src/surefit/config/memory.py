@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_accumulation_steps, examples_per_data_rank
 from surefit.core.units import bytes_text
 
-Needed = Callable[[Config, int], int | None]
+Needed = Callable[[SureFitConfig, int], int | None]
 """(config, micro batches per step) → upper bound of a step's device memory in bytes; None where it is unknown."""
 
 EFFICIENT_TOKENS = 8_192
@@ -39,7 +39,7 @@ class MemoryChoice:
     tiled: bool
     micro: int
 
-    def of(self, config: Config) -> Config:
+    def of(self, config: SureFitConfig) -> SureFitConfig:
         train = {"gradient_checkpointing": self.checkpointing, "per_device_train_batch_size": self.micro}
         return config.model_copy(
             update={
@@ -49,7 +49,7 @@ class MemoryChoice:
         )
 
 
-def decide_memory(config: Config, capacity: int, needed: Needed) -> dict[str, tuple[Any, str]] | None:
+def decide_memory(config: SureFitConfig, capacity: int, needed: Needed) -> dict[str, tuple[Any, str]] | None:
     """Choose the first combination that fits, in the order of `LEVELS`, with the largest useful micro batch.
 
     Args:
@@ -80,7 +80,7 @@ def decide_memory(config: Config, capacity: int, needed: Needed) -> dict[str, tu
     return _explained(choice, size, capacity, too_large)
 
 
-def _ways(config: Config) -> list[MemoryChoice]:
+def _ways(config: SureFitConfig) -> list[MemoryChoice]:
     train, speed = config.train, config.speed
     batch_size, length = train.global_batch_size, config.data.max_length
     divisors = [size for size in range(1, examples_per_data_rank(config) + 1) if batch_size % size == 0]

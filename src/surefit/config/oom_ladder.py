@@ -8,14 +8,14 @@ from typing import Any
 
 from surefit.config.memory import CHECKPOINTING, MICRO, RECOMPUTED, TILED
 from surefit.config.resolve import ResolvedConfig, ValueOrigin, lookup, one_line_yaml, with_decisions
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_accumulation_steps
 
 ADAPTED = ValueOrigin("auto", "adapted after out of memory")
 """Origin of the values that `with_oom_changes` sets."""
 
 
-def next_rung(config: Config, kind: str) -> dict[str, Any]:
+def next_rung(config: SureFitConfig, kind: str) -> dict[str, Any]:
     """Return the next configuration that needs less memory and learns the same, as dotted key → value; empty at the
     end.
 
@@ -42,7 +42,7 @@ def next_rung(config: Config, kind: str) -> dict[str, Any]:
     return {}
 
 
-def lowest_rung(config: Config, kind: str) -> dict[str, Any]:
+def lowest_rung(config: SureFitConfig, kind: str) -> dict[str, Any]:
     """Return all changes that `next_rung` would make, one after the other, as dotted key → value; empty at the end."""
     changes: dict[str, Any] = {}
     while step_changes := next_rung(with_decisions(config, changes), kind):

@@ -21,7 +21,7 @@ from surefit import __version__
 from surefit.config.capabilities import conflict_with_trait
 from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, LoadedConfig, is_overridden
 from surefit.config.memory import CHECKPOINTING, EFFICIENT_TOKENS, MICRO, TILED, Needed, decide_memory
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import (
     COUNT,
     LaunchedProcesses,
@@ -106,7 +106,7 @@ class ResolvedConfig:
         total_steps: optimizer steps of the whole run; None while the number of rows is unknown.
     """
 
-    config: Config
+    config: SureFitConfig
     provenance: dict[str, ValueOrigin]
     gradient_accumulation_steps: int
     total_steps: int | None
@@ -120,7 +120,7 @@ def resolve_config(
     mixed: float = 0,
     needed: Needed | None = None,
     started: LaunchedProcesses | None = None,
-    fitting: Callable[[Config], int | None] | None = None,
+    fitting: Callable[[SureFitConfig], int | None] | None = None,
 ) -> ResolvedConfig:
     """Replace every "auto" in `loaded.config`.
 
@@ -190,7 +190,9 @@ def resolve_config(
     return ResolvedConfig(resolved, provenance, count_accumulation_steps(resolved), steps)
 
 
-def _with_devices(config: Config, provenance: dict[str, ValueOrigin], started: LaunchedProcesses | None) -> Config:
+def _with_devices(
+    config: SureFitConfig, provenance: dict[str, ValueOrigin], started: LaunchedProcesses | None
+) -> SureFitConfig:
     """Return the config with its devices decided; the launched processes override a default."""
     changes = {}
     for dotted, (value, reason) in decide_devices(config, started).items():
@@ -201,7 +203,7 @@ def _with_devices(config: Config, provenance: dict[str, ValueOrigin], started: L
     return with_decisions(config, changes)
 
 
-def total_steps(config: Config, rows: int | None, mixed: float = 0) -> int | None:
+def total_steps(config: SureFitConfig, rows: int | None, mixed: float = 0) -> int | None:
     """Estimate the optimizer steps of the run before the rows are tokenized; `max_steps` where rows are unknown.
 
     Rows are held out by the hash of their prompt, so only about the share in `data.eval`. `mixed` rows are never held
@@ -244,7 +246,7 @@ def decide_dtype(hardware: HardwareLike) -> tuple[str, str]:
 
 
 def _decide_by_memory(
-    config: Config, model: ModelLike, hardware: HardwareLike, needed: Needed | None
+    config: SureFitConfig, model: ModelLike, hardware: HardwareLike, needed: Needed | None
 ) -> dict[str, tuple[Any, str]]:
     """Decide the micro batch, gradient checkpointing and tiled MLPs: by their memory where it is known, else by rules
     of thumb.
@@ -260,7 +262,7 @@ def _decide_by_memory(
     }
 
 
-def _least(config: Config, model: ModelLike, hardware: HardwareLike, needed: Needed | None) -> int | None:
+def _least(config: SureFitConfig, model: ModelLike, hardware: HardwareLike, needed: Needed | None) -> int | None:
     """Return the memory of a step in bytes, with everything that depends on memory decided for this parallel mode."""
     if needed is None:
         return None
@@ -275,7 +277,7 @@ def _least(config: Config, model: ModelLike, hardware: HardwareLike, needed: Nee
     return needed(resolved, count_accumulation_steps(resolved))
 
 
-def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike) -> tuple[int, str]:
+def _decide_micro_batch(config: SureFitConfig, model: ModelLike, hardware: HardwareLike) -> tuple[int, str]:
     """Decide the micro batch. On a GPU it is the largest divisor of the global batch within `EFFICIENT_TOKENS`; or,
     without chunked loss, the largest whose logits stay within a budget.
 
@@ -301,7 +303,7 @@ def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike
     )
 
 
-def _decide_packing(config: Config, model: ModelLike) -> tuple[bool, str]:
+def _decide_packing(config: SureFitConfig, model: ModelLike) -> tuple[bool, str]:
     if config.data.packing != "auto":
         return config.data.packing, "set"
     if model.packing_obstacle:
@@ -316,7 +318,7 @@ def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
     return model.padded_attention, reason
 
 
-def _decide_fused_lora(config: Config) -> tuple[bool, str]:
+def _decide_fused_lora(config: SureFitConfig) -> tuple[bool, str]:
     if config.train.method != "lora":
         return False, "there are no LoRA factors"
     if conflict := conflict_with_trait(config, "fused LoRA"):
@@ -324,7 +326,7 @@ def _decide_fused_lora(config: Config) -> tuple[bool, str]:
     return True, "fewer passes over the activations, the same gradients"
 
 
-def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
+def _decide_kernels(config: SureFitConfig, hardware: HardwareLike) -> tuple[bool, str]:
     if obstacle := kernels_obstacle(config, hardware):
         return False, obstacle
     if hardware.source == "catalogue":
@@ -337,7 +339,7 @@ def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
     return True, "norms, rope and gated MLPs in fewer passes over the activations"
 
 
-def kernels_obstacle(config: Config, hardware: HardwareLike) -> str | None:
+def kernels_obstacle(config: SureFitConfig, hardware: HardwareLike) -> str | None:
     """Return why fused kernels do not work with this config or GPU, whatever is installed; None where they do."""
     if hardware.kind == "cpu":
         return "they need a GPU"
@@ -367,7 +369,7 @@ def missing_for_kernels() -> str | None:
     return None
 
 
-def _decide_tiled_mlp(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
+def _decide_tiled_mlp(config: SureFitConfig, hardware: HardwareLike) -> tuple[bool, str]:
     if hardware.kind == "cpu" or config.data.max_length < LONG_CONTEXT:
         return False, f"below {LONG_CONTEXT:,} tokens a layer's activations are small"
     return True, f"at {config.data.max_length:,} tokens the MLP's activations are the largest part of a layer"
@@ -458,7 +460,7 @@ def lookup(config: BaseModel, dotted: str) -> Any:
     return value
 
 
-def with_decisions(config: Config, changes: Mapping[str, Any]) -> Config:
+def with_decisions(config: SureFitConfig, changes: Mapping[str, Any]) -> SureFitConfig:
     """Return the config with values that SureFit decided, by dotted key. They are not validated again: `with_changes`
     is for values of other origin.
     """
@@ -469,7 +471,7 @@ def with_decisions(config: Config, changes: Mapping[str, Any]) -> Config:
     return config
 
 
-def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
+def with_changes(config: SureFitConfig, changes: Mapping[str, Any]) -> SureFitConfig:
     """Return the config with other values, by dotted key; pydantic raises where one is not valid."""
     tree = config.model_dump()
     for dotted, value in changes.items():
@@ -478,7 +480,7 @@ def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
         for name in parents:
             section = section[name]
         section[leaf] = value
-    return Config.model_validate(tree)
+    return SureFitConfig.model_validate(tree)
 
 
 def write_resolved(resolved: ResolvedConfig, path: Path) -> None:

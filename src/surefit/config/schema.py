@@ -422,7 +422,7 @@ class LintSection(Section):
         return ignore
 
 
-class Config(Section):
+class SureFitConfig(Section):
     """One run."""
 
     recipe: str = "chat"

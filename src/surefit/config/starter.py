@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from surefit.config.resolve import one_line_yaml
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 
 STARTERS: dict[str, dict[str, Any]] = {
     "amr_parsing": {
@@ -117,7 +117,7 @@ def starter_config(recipe: str) -> str:
         *([] if has_bundled_rows(recipe) else [f"# First name your own rows: data.train, here {OWN_ROWS}."]),
         "",
     ]
-    return "\n".join(lines + _section(Config, "", values)) + "\n"
+    return "\n".join(lines + _section(SureFitConfig, "", values)) + "\n"
 
 
 def _section(section: type[BaseModel], prefix: str, values: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from surefit.config.capabilities import conflicts, traits
 from surefit.config.modes import GROUPED, MODES, ZERO
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
 from surefit.core.units import bytes_text
 
@@ -24,24 +24,24 @@ class LaunchedProcesses:
     nodes: int
 
 
-def count_processes(config: Config) -> int:
+def count_processes(config: SureFitConfig) -> int:
     """Return the number of processes on all machines; one device per machine while that is undecided."""
     count = config.hardware.count
     return (1 if count == "auto" else count) * config.hardware.nodes
 
 
-def count_data_ranks(config: Config) -> int:
+def count_data_ranks(config: SureFitConfig) -> int:
     """Return the number of parts of the global batch: processes, or groups of them that read the same examples."""
     group_size = config.parallel.tp * config.parallel.cp * config.parallel.pp
     return max(1, count_processes(config) // group_size)
 
 
-def examples_per_data_rank(config: Config) -> int:
+def examples_per_data_rank(config: SureFitConfig) -> int:
     """Return the examples of a step per part: its share of the global batch, rounded up."""
     return math.ceil(config.train.global_batch_size / count_data_ranks(config))
 
 
-def count_accumulation_steps(config: Config) -> int:
+def count_accumulation_steps(config: SureFitConfig) -> int:
     """Return the micro batches of each process per step; where they do not divide evenly, some processes run an empty
     one.
     """
@@ -50,7 +50,7 @@ def count_accumulation_steps(config: Config) -> int:
     return math.ceil(math.ceil(config.train.global_batch_size / micro) / count_data_ranks(config))
 
 
-def decide_devices(config: Config, started: LaunchedProcesses | None) -> dict[str, tuple[int, str]]:
+def decide_devices(config: SureFitConfig, started: LaunchedProcesses | None) -> dict[str, tuple[int, str]]:
     """Decide `hardware.count` and `hardware.nodes`, with their reasons."""
     if started is None:
         return {COUNT: (1, "one device; --gpus N uses more")}
@@ -61,7 +61,7 @@ def decide_devices(config: Config, started: LaunchedProcesses | None) -> dict[st
 
 
 def decide_mode(
-    config: Config, capacity: int | None, needed: Callable[[Config], int | None]
+    config: SureFitConfig, capacity: int | None, needed: Callable[[SureFitConfig], int | None]
 ) -> tuple[dict[str, Any], str]:
     """Decide `parallel.mode`, and `parallel.cp` where tokens are shared, with the reason.
 
@@ -102,14 +102,14 @@ def decide_mode(
     return estimates[-1][1], _mode_reason(estimates, capacity, config.parallel.cp)
 
 
-def _likely(config: Config, count: int) -> tuple[dict[str, Any], str]:
+def _likely(config: SureFitConfig, count: int) -> tuple[dict[str, Any], str]:
     """Return the mode for unknown memory needs, with the reason."""
     if config.parallel.cp > 1:
         return {MODE: "cp"}, f"parallel.cp is {config.parallel.cp}"
     return {MODE: "ddp"}, f"a whole model in each of {count} processes: the least communication"
 
 
-def parallel_candidates(config: Config, count: int) -> Iterator[dict[str, Any]]:
+def parallel_candidates(config: SureFitConfig, count: int) -> Iterator[dict[str, Any]]:
     """Yield the candidates for several processes with this config, the least communication first; `cp` stays where it
     is set.
     """
@@ -128,7 +128,7 @@ def parallel_candidates(config: Config, count: int) -> Iterator[dict[str, Any]]:
     )
 
 
-def with_parallel_settings(config: Config, way: Mapping[str, Any]) -> Config:
+def with_parallel_settings(config: SureFitConfig, way: Mapping[str, Any]) -> SureFitConfig:
     """Return the config with other values in its section `parallel`, by dotted key."""
     values = {dotted.removeprefix("parallel."): value for dotted, value in way.items()}
     return config.model_copy(update={"parallel": config.parallel.model_copy(update=values)})
@@ -159,7 +159,7 @@ def _in_words(way: Mapping[str, Any], cp: int) -> str:
             return tokens
 
 
-def require_shareable(config: Config) -> None:
+def require_shareable(config: SureFitConfig) -> None:
     """Raise if the processes cannot share the run.
 
     Raises:
@@ -195,7 +195,7 @@ def require_shareable(config: Config) -> None:
             )
 
 
-def _require_effect(config: Config, count: int) -> None:
+def _require_effect(config: SureFitConfig, count: int) -> None:
     """Raise if settings belong to a mode that is not used: they would silently have no effect."""
     parallel = config.parallel
     if parallel.mode in GROUPED and getattr(parallel, parallel.mode) == 1:

@@ -15,7 +15,7 @@ from typing import Any
 
 from surefit.checkpoint import manager
 from surefit.config.resolve import HardwareLike
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
 from surefit.core.lock import DirectoryInUse, hold_lock
 from surefit.core.progress import OnProgress, ignore_progress
@@ -41,7 +41,7 @@ CONFIDENCE = 0.95
 
 
 def score_checkpoints(
-    config: Config,
+    config: SureFitConfig,
     recipe: TaskRecipe,
     hardware: HardwareLike,
     run: RunDir,
@@ -101,7 +101,7 @@ def score_checkpoints(
     return summary | {"passed_over": run_on_rank0(world, lambda: queue.passed_over)}
 
 
-def _rows(config: Config, recipe: TaskRecipe, run: RunDir, held_out: Examples) -> EvalRows:
+def _rows(config: SureFitConfig, recipe: TaskRecipe, run: RunDir, held_out: Examples) -> EvalRows:
     require_evaluation_settings(config.evaluate, recipe)
     if not manager.list_steps(run.checkpoints) and not any((run.eval / SET).glob("step-*.json")):
         raise ConfigError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.data.rows.shorten import prompt_limit
 from surefit.evaluate.answers import GRAMMAR
 from surefit.generate.engine import DecodingConfig
@@ -66,7 +66,7 @@ class GenerationSettings:
         return {"batch_size": self.decoding.batch_size} | ({"prefill_chunk": chunk} if chunk else {})
 
 
-def list_generation_settings(config: Config, recipe: TaskRecipe) -> list[GenerationSettings]:
+def list_generation_settings(config: SureFitConfig, recipe: TaskRecipe) -> list[GenerationSettings]:
     """List the settings that `evaluate` configures, without a grammar first; no setting of the config is "auto"."""
     section = config.evaluate
     assert isinstance(section.batch_size, int)

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import errors_at
 from surefit.core.progress import ignore_progress
 from surefit.data.rows.layouts import Examples
@@ -22,7 +22,7 @@ from surefit.task import TaskRecipe
 
 
 def build_scorer(
-    config: Config, recipe: TaskRecipe, tokenizer: PreTrainedTokenizerBase, held_out: Examples
+    config: SureFitConfig, recipe: TaskRecipe, tokenizer: PreTrainedTokenizerBase, held_out: Examples
 ) -> Callable[[Any], Mapping[str, float]]:
     """Build the function that computes the recipe's metrics as `surefit evaluate` would: same rows, decoding and
     scoring.

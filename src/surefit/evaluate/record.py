@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
 from surefit.evaluate.answer_cache import AnswerCache
@@ -70,7 +70,7 @@ class ResultStore:
         set_aside: scores that were moved to eval/earlier/, with their new paths.
     """
 
-    def __init__(self, config: Config, recipe: TaskRecipe, run: RunDir, steps: Sequence[str] = ()) -> None:
+    def __init__(self, config: SureFitConfig, recipe: TaskRecipe, run: RunDir, steps: Sequence[str] = ()) -> None:
         self.config, self.recipe, self.run, self.steps = config, recipe, run, steps
         self.set_aside: list[str] = []
         self.identity = functools.cache(functools.partial(variant_sha256, config, run))

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from surefit.config.resolve import HardwareLike
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import RunDir, write_json
 from surefit.data.rows.layouts import Examples
@@ -32,7 +32,7 @@ from surefit.task import TaskRecipe
 
 
 def score_variants(
-    config: Config,
+    config: SureFitConfig,
     recipe: TaskRecipe,
     hardware: HardwareLike,
     run: RunDir,
@@ -92,7 +92,7 @@ def score_variants(
 
 
 def _select_variants_and_rows(
-    config: Config, recipe: TaskRecipe, run: RunDir, sets: Mapping[str, Examples], variants: Sequence[str] | None
+    config: SureFitConfig, recipe: TaskRecipe, run: RunDir, sets: Mapping[str, Examples], variants: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, EvalRows]]:
     """Return the variants and the rows, after checking that they can be scored."""
     require_evaluation_settings(config.evaluate, recipe)
@@ -129,7 +129,7 @@ def _write_summary(files: ResultStore, picked: Mapping[str, EvalRows]) -> dict[s
 
 
 def open_prompt_models(
-    config: Config, recipe: TaskRecipe, hardware: HardwareLike, run: RunDir, chosen: Sequence[str]
+    config: SureFitConfig, recipe: TaskRecipe, hardware: HardwareLike, run: RunDir, chosen: Sequence[str]
 ) -> Iterator[tuple[str, PromptModel]]:
     """Yield (variant, model that answers for it). Drop each before the next one is requested: it holds a model in
     memory."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from surefit.checkpoint import manager
 from surefit.checkpoint.manager import checkpoint_weights_sha256
 from surefit.config.resolve import HardwareLike
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.rundir import RunDir, read_json
@@ -31,12 +31,12 @@ SERVED = "served"
 """The tuned model behind `evaluate.server`."""
 
 
-def known_variants(config: Config) -> tuple[str, ...]:
+def known_variants(config: SureFitConfig) -> tuple[str, ...]:
     """Return every variant that a run can have, in the order of training."""
     return (*VARIANTS[config.train.method], SERVED)
 
 
-def select_variants(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[str, ...]:
+def select_variants(config: SureFitConfig, run: RunDir, wanted: Sequence[str] | None) -> tuple[str, ...]:
     """Return the wanted variants, or all of the run's training method, in the order of training. With `evaluate.server`
     the default is the base and the served model, which replaces the tuned one. A checkpoint is included only if
     `wanted` names it.
@@ -125,7 +125,7 @@ def _certified(run: RunDir) -> str | None:
 
 
 def open_variants(
-    config: Config, hardware: HardwareLike, run: RunDir, chosen: Sequence[str]
+    config: SureFitConfig, hardware: HardwareLike, run: RunDir, chosen: Sequence[str]
 ) -> Iterator[tuple[str, Any, PreTrainedTokenizerBase]]:
     """Yield (name, model, tokenizer), one after the other; base and adapter are one model with the factors off and on.
 
@@ -164,7 +164,7 @@ class CheckpointModel:
     A checkpoint has all trained weights, and the others are the base's, so nothing remains of the previous one.
     """
 
-    def __init__(self, config: Config, hardware: HardwareLike, run: RunDir) -> None:
+    def __init__(self, config: SureFitConfig, hardware: HardwareLike, run: RunDir) -> None:
         self.tokenizer = load_run_tokenizer(config.model, run, config.answering)
         base, adapter = load_for_generation(config.model, hardware), config.adapter
         model: PreTrainedModel | PeftModel = base
@@ -190,7 +190,7 @@ class CheckpointModel:
         return True
 
 
-def variant_location(config: Config, run: RunDir, variant: str) -> str:
+def variant_location(config: SureFitConfig, run: RunDir, variant: str) -> str:
     """Return the location of a variant: a path in the run, the base model's name, or a server's URL."""
     if variant == SERVED:
         return redact(str(config.evaluate.server))
@@ -199,7 +199,7 @@ def variant_location(config: Config, run: RunDir, variant: str) -> str:
     return config.model.name_or_path if variant == "base" else str(run.path / variant)
 
 
-def variant_sha256(config: Config, run: RunDir, variant: str) -> str | None:
+def variant_sha256(config: SureFitConfig, run: RunDir, variant: str) -> str | None:
     """Return the sha256 of the model that a score belongs to; None if it no longer exists, or is behind a server."""
     if variant == "base":
         return base_identity(base_directory(config.model))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_processes
 from surefit.facts.eval_prompts import EvalPromptSet
 from surefit.facts.flops import FORWARD, TRAINED, training_flops
@@ -26,7 +26,7 @@ from surefit.facts.model import DTYPE_BYTES, ModelFacts
 
 
 def answering_seconds(
-    config: Config, model: ModelFacts, gpu: GpuSpec, prompts: int, prompt: float, answer: int
+    config: SureFitConfig, model: ModelFacts, gpu: GpuSpec, prompts: int, prompt: float, answer: int
 ) -> float:
     """Return the seconds to answer this many prompts of `prompt` tokens with `answer` tokens each. Nothing in the
     config is "auto", and the model's size, the GPU's FLOP/s and its bandwidth are known."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.config.resolve import HardwareLike
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.facts.architecture import text_section
 from surefit.facts.gpus import find_gpu
 from surefit.facts.memory_formula import OUTPUT_HEADS, target_modules
@@ -67,7 +67,7 @@ class TrainingFlops:
 
 
 def training_flops(
-    model: ModelFacts, config: Config, windows: Sequence[int | None] | None = None
+    model: ModelFacts, config: SureFitConfig, windows: Sequence[int | None] | None = None
 ) -> TrainingFlops | None:
     """Return the FLOPs of training a model.
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.facts.activations import FLOAT32
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_formula import MemoryTerm
@@ -59,7 +59,11 @@ class GenerationMemory:
 
 
 def estimate_generation_memory(
-    config: Config, model: ModelFacts, kind: str, longest: int | None = None, capability: Capability | None = None
+    config: SureFitConfig,
+    model: ModelFacts,
+    kind: str,
+    longest: int | None = None,
+    capability: Capability | None = None,
 ) -> GenerationMemory | None:
     """Return the memory of `evaluate` with this config; None where the model's size is not known or a server answers.
 
@@ -102,7 +106,7 @@ def estimate_generation_memory(
     return GenerationMemory(rows, prompt, total - prompt, number * model.parameters, cache, max(0, peak - cache))
 
 
-def _kernel(config: Config, model: ModelFacts, capability: Capability, masked: bool) -> Kernel:
+def _kernel(config: SureFitConfig, model: ModelFacts, capability: Capability, masked: bool) -> Kernel:
     """Return the kernel that prompts are read in; several at a time are padded, and so masked."""
     return select_kernel(
         AttentionCall(capability, config.model.dtype, model.head_dim, model.head_dim, masked=masked, trained=False)
@@ -117,7 +121,7 @@ def held_by_training(terms: Sequence[MemoryTerm]) -> tuple[int | None, int]:
     return (weights[0] if weights else None), sum(term.bytes for term in always) - sum(weights)
 
 
-def generation_room_bytes(found: GenerationMemory, config: Config, hardware: HardwareFacts) -> int | None:
+def generation_room_bytes(found: GenerationMemory, config: SureFitConfig, hardware: HardwareFacts) -> int | None:
     """Return the bytes available for generation: one device's; if it cannot hold the weights, of all GPUs of
     the machine, with the layers spread over them (`model/layers.py`)."""
     count = config.hardware.count
@@ -127,14 +131,14 @@ def generation_room_bytes(found: GenerationMemory, config: Config, hardware: Har
     return hardware.memory_bytes * (gpus if found.weights > FOR_WEIGHTS * hardware.memory_bytes else 1)
 
 
-def eval_batch_chooser(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config], int | None]:
+def eval_batch_chooser(model: ModelFacts, hardware: HardwareFacts) -> Callable[[SureFitConfig], int | None]:
     """Return a function (config) → its `evaluate.batch_size`, or the largest below it that surely fits; None where that
     is not known.
 
     `config.resolve` uses it to decide what "auto" becomes.
     """
 
-    def fitting(config: Config) -> int | None:
+    def fitting(config: SureFitConfig) -> int | None:
         memory = estimate_generation_memory(config, model, hardware.kind, None, hardware.compute_capability)
         room = generation_room_bytes(memory, config, hardware) if memory else None
         if memory is None or room is None:
@@ -147,7 +151,7 @@ def eval_batch_chooser(model: ModelFacts, hardware: HardwareFacts) -> Callable[[
 
 
 def largest_fitting_eval_batch(
-    config: Config, model: ModelFacts, hardware: HardwareFacts, room: int, longest: int | None = None
+    config: SureFitConfig, model: ModelFacts, hardware: HardwareFacts, room: int, longest: int | None = None
 ) -> int:
     """Return the largest `evaluate.batch_size` below the config's own that needs at most `room` bytes, or 0."""
     assert isinstance(config.evaluate.batch_size, int)

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import LOSS_BYTES, ResolvedConfig
-from surefit.config.schema import Config, LoraSection
+from surefit.config.schema import LoraSection, SureFitConfig
 from surefit.core.units import count_text
 from surefit.facts.activations import (
     AMPERE,
@@ -228,7 +228,7 @@ def largest_micro_batch(
     )
 
 
-def activations_known(config: Config, model: ModelFacts) -> bool:
+def activations_known(config: SureFitConfig, model: ModelFacts) -> bool:
     """Return whether there is a closed form for a run's activations: none where DoRA makes whole matrices per layer."""
     return has_closed_form(model) and not (config.train.method == "lora" and config.lora.use_dora)
 

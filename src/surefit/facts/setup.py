@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from surefit.config.resolve import ResolvedConfig, warmup_steps
-from surefit.config.schema import Config, LoraSection
+from surefit.config.schema import LoraSection, SureFitConfig
 from surefit.config.trackers import enabled_trackers
 from surefit.config.world import count_data_ranks, count_processes
 
@@ -253,7 +253,7 @@ _KEYS = {
 """Attribute → the dotted key of SureFit's config that sets it."""
 
 
-def setup_of(config: Config, resolved: ResolvedConfig | None) -> Setup:
+def setup_of(config: SureFitConfig, resolved: ResolvedConfig | None) -> Setup:
     """Return SureFit's own config as a `Setup`, including what its design fixes (masked prompts, greedy scoring)."""
     decided = resolved.config if resolved else config
     model, train, checkpoint = decided.model, decided.train, decided.checkpoint
@@ -315,7 +315,7 @@ def setup_of(config: Config, resolved: ResolvedConfig | None) -> Setup:
     )
 
 
-def _divides(config: Config) -> bool:
+def _divides(config: SureFitConfig) -> bool:
     micro = config.train.per_device_train_batch_size
     return isinstance(micro, int) and config.train.global_batch_size % (micro * count_data_ranks(config)) == 0
 

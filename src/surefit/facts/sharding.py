@@ -10,7 +10,7 @@ from itertools import pairwise
 from surefit.config.modes import MODES
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_processes
 from surefit.core.errors import ConfigError
 from surefit.facts.activations import FLOAT32
@@ -51,7 +51,7 @@ class ShardingLayout:
         return self.processes // (self.size if MODES[self.mode].grouped else self.tokens)
 
 
-def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | None:
+def sharing_obstacle(config: SureFitConfig, model: ModelFacts) -> tuple[str, str] | None:
     """Return why processes cannot share this model as the config says: the setting, and the reason as a clause."""
     parallel = config.parallel
     if parallel.tp > 1:
@@ -75,7 +75,7 @@ def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | Non
     return None
 
 
-def sharing_of(config: Config) -> ShardingLayout | None:
+def sharing_of(config: SureFitConfig) -> ShardingLayout | None:
     """Return the layout of a decided config; None for one process, and where the mode is not decided."""
     count, parallel = count_processes(config), config.parallel
     if parallel.mode in ("auto", "single") or (count == 1 and not MODES[parallel.mode].deepspeed):

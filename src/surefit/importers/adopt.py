@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from surefit.config import modes
 from surefit.config.load import LoadedConfig, is_overridden
 from surefit.config.resolve import lookup, with_changes
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core import env
 from surefit.core.errors import ConfigError
 from surefit.core.units import plural
@@ -280,7 +280,7 @@ def _batch(accumulation: FileValue, loaded: LoadedConfig) -> OverriddenValue | N
     )  # fmt: skip
 
 
-def _parts(config: Config) -> int:
+def _parts(config: SureFitConfig) -> int:
     """Return the number of processes that read different rows."""
     hardware, parallel = config.hardware, config.parallel
     world_size = env.distributed_env()[1]

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from surefit.config.load import LoadedConfig, expected_text
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.units import truncate_text
@@ -391,7 +391,7 @@ class ConfigDraft:
                 self.names[dotted] = key
         while True:
             try:
-                config = Config.model_validate(to_nested(self.config))
+                config = SureFitConfig.model_validate(to_nested(self.config))
             except ValidationError as error:
                 invalid = {_dotted(item["loc"]) for item in error.errors()} & set(self.config)
                 if not invalid:

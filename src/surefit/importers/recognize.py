@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.importers.known import TRAINING_ARGUMENTS, key_set
 
 OWN: dict[str, frozenset[str]] = {
@@ -189,7 +189,7 @@ def _fits(tool: str, tree: Mapping[str, Any], count: int) -> bool:
 def _is_surefits(tree: Mapping[str, Any]) -> bool:
     """Return whether a file is SureFit's: its sections are mappings, so a plain value under their name is another
     tool's."""
-    sections = [key for key in tree if key in Config.model_fields and key != "output_dir"]
+    sections = [key for key in tree if key in SureFitConfig.model_fields and key != "output_dir"]
     if any(isinstance(tree[key], str) for key in sections if key != "recipe"):
         return False
     return (
@@ -201,6 +201,6 @@ def _is_surefits(tree: Mapping[str, Any]) -> bool:
 
 def _has_field(section: str, value: Any) -> bool:
     """Return whether a mapping has a field of a section of SureFit's config."""
-    kind = Config.model_fields[section].annotation
+    kind = SureFitConfig.model_fields[section].annotation
     fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
     return isinstance(value, dict) and bool(fields.keys() & value.keys())

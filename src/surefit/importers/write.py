@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from surefit.config.resolve import iter_config_values, lookup, one_line_yaml
-from surefit.config.schema import Config, DataSection, ModelSection
+from surefit.config.schema import DataSection, ModelSection, SureFitConfig
 from surefit.core.units import truncate_text
 from surefit.importers.config_mapping import hide_secret
 from surefit.importers.result import ImportedConfig, UnmappedKey
@@ -42,7 +42,7 @@ def _values(found: ImportedConfig) -> list[str]:
     """Return lines for the values set by the file or the tool's own defaults; SureFit's defaults are left out."""
     assert found.loaded is not None
     config = found.loaded.config
-    minimal = Config(model=ModelSection(name_or_path=""), data=DataSection(train=""), output_dir="")
+    minimal = SureFitConfig(model=ModelSection(name_or_path=""), data=DataSection(train=""), output_dir="")
     lines: list[str] = []
     section = ""
     for dotted, default in iter_config_values(minimal):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefit import __version__
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_data_ranks, count_processes, require_shareable
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, MachineError
@@ -54,7 +54,7 @@ class BatchJob:
         missing: requirements of the job that this environment lacks, in sentences.
     """
 
-    config: Config
+    config: SureFitConfig
     config_file: Path
     run: Path
     directory: Path

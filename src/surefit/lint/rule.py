@@ -25,7 +25,7 @@ from typing import Any, Literal
 from surefit.config.capabilities import conflicts, traits
 from surefit.config.load import OVERRIDE, is_overridden
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import SureFitError
 from surefit.facts.audit import AuditFacts
 from surefit.facts.batch import BatchFacts
@@ -111,7 +111,7 @@ class LintContext:
         problems: errors raised while the facts were gathered; they are reported as findings beside all others.
     """
 
-    config: Config | None
+    config: SureFitConfig | None
     path: Path
     lines: Mapping[str, int] = field(default_factory=dict)
     overridden: frozenset[str] = frozenset()
@@ -222,7 +222,7 @@ def rule(code: str, name: str, severity: Severity, suppressible: bool = True) ->
     return wrap
 
 
-def find_refused_combinations(context: LintContext, config: Config, code: str) -> Iterator[Finding]:
+def find_refused_combinations(context: LintContext, config: SureFitConfig, code: str) -> Iterator[Finding]:
     """Yield a finding for each combination that a rule forbids in a SureFit config, resolved if possible."""
     resolved_config = context.resolved.config if context.resolved else config
     for conflict in conflicts(traits(resolved_config)) if not context.is_foreign else ():

@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.config.resolve import HardwareLike
-from surefit.config.schema import Config, LoraSection, ModelSection
+from surefit.config.schema import LoraSection, ModelSection, SureFitConfig
 from surefit.core.errors import DataError, GateError, ModelError
 from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import RunDir, directory_atomic, read_json, write_json
@@ -102,7 +102,7 @@ class MergeJob:
 
 
 def merge_and_certify(
-    config: Config,
+    config: SureFitConfig,
     hardware: HardwareLike,
     run: RunDir,
     sequences: Sequence[Sequence[int]],

@@ -16,7 +16,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from surefit.config.resolve import HardwareLike
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.units import plural
 from surefit.facts.activations import TILE
 from surefit.model import attention
@@ -31,7 +31,7 @@ from surefit.model.tokenizer import new_tokens
 
 
 def prepare_for_training(
-    model: PreTrainedModel, config: Config, hardware: HardwareLike
+    model: PreTrainedModel, config: SureFitConfig, hardware: HardwareLike
 ) -> tuple[PreTrainedModel | PeftModel, list[str]]:
     """Apply the options of the sections adapter, speed and train to the model, in place.
 
@@ -70,7 +70,7 @@ def prepare_for_training(
     return ready, notes
 
 
-def _set_attention(model: PreTrainedModel | PeftModel, config: Config, hardware: HardwareLike) -> list[str]:
+def _set_attention(model: PreTrainedModel | PeftModel, config: SureFitConfig, hardware: HardwareLike) -> list[str]:
     """Set the attention implementation; for padded batches `load_model`'s choice stays, unless the config sets
     another."""
     base, packed = unwrap_base_model(model), config.data.packing is True

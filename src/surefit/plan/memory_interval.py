@@ -12,7 +12,7 @@ from typing import Literal
 
 from surefit.config.capabilities import require_compatible_settings
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import MIB, bytes_text
 from surefit.facts.hardware import HardwareFacts
@@ -184,14 +184,14 @@ def judge_fit(needed: MemoryEstimate, capacity: int | None) -> Verdict:
     return "does not fit" if needed.low > capacity else "too close to call"
 
 
-def closed_form_upper_bound(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config, int], int | None]:
+def closed_form_upper_bound(model: ModelFacts, hardware: HardwareFacts) -> Callable[[SureFitConfig, int], int | None]:
     """Return a function (config, micro batches per step) → the upper end of the closed form's interval, or None where
     there is none.
 
     `config.resolve` uses it to decide what fits.
     """
 
-    def needed(config: Config, micro_batches: int) -> int | None:
+    def needed(config: SureFitConfig, micro_batches: int) -> int | None:
         estimate = closed_form_estimate(ResolvedConfig(config, {}, micro_batches, None), model, hardware)
         return estimate.high if estimate else None
 

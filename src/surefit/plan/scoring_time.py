@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.evaluate.variants import VARIANTS
 from surefit.facts.eval_prompts import EvalPromptFacts, EvalPromptSet
 from surefit.facts.hardware import HardwareFacts
@@ -137,7 +137,7 @@ def estimate_scoring_time(
 
 
 def _seconds_of_set(
-    config: Config,
+    config: SureFitConfig,
     model: ModelFacts,
     base: StepConfig,
     each: EvalPromptSet,
@@ -171,7 +171,7 @@ def _prompt(model: ModelFacts, each: EvalPromptSet, usual: int) -> int:
     return min(rounded, model.max_position_embeddings or rounded)
 
 
-def _tokens(config: Config, model: ModelFacts, each: EvalPromptSet, ranked: bool, usual: int) -> ValueRange:
+def _tokens(config: SureFitConfig, model: ModelFacts, each: EvalPromptSet, ranked: bool, usual: int) -> ValueRange:
     """Return the least and most tokens of an answer: a right one's length, and the maximum; a ranked label is one
     token."""
     if ranked:

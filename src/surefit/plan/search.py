@@ -20,7 +20,7 @@ from surefit.config.memory import RECOMPUTED
 from surefit.config.modes import ZERO
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_accumulation_steps, count_processes, examples_per_data_rank, require_shareable
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.activations import has_closed_form
@@ -400,7 +400,9 @@ def _scale(field: SolvableField, planner: Planner, place: DeviceConfig) -> _Scal
     return _Scale(len(values), lambda index: values[index], closed, simulated, limit)
 
 
-def _values(field: SolvableField, model: ModelFacts, config: Config) -> tuple[Sequence[int] | Sequence[str], str]:
+def _values(
+    field: SolvableField, model: ModelFacts, config: SureFitConfig
+) -> tuple[Sequence[int] | Sequence[str], str]:
     """Return the values to search, the least demanding first, and the reason why they end."""
     match field:
         case "max_length":

@@ -23,7 +23,7 @@ from surefit.stages.run_context import RunContext, count_training_rows
 
 if TYPE_CHECKING:
     from surefit.config.load import LoadedConfig
-    from surefit.config.schema import Config
+    from surefit.config.schema import SureFitConfig
     from surefit.data.read.load import Rows
     from surefit.data.rows.layouts import Examples
     from surefit.data.rows.template_checks import TimedTemplateCheck
@@ -127,7 +127,7 @@ def _point_at_tool_file(finding: dict[str, Any], loaded: LoadedConfig) -> dict[s
     return finding | {"path": path, "line": int(line) if line else None, "help": help_text, "fix": None}
 
 
-def _audit(rows: Rows, others: Mapping[str, Rows], config: Config, recipe: TaskRecipe | None) -> AuditFacts:
+def _audit(rows: Rows, others: Mapping[str, Rows], config: SureFitConfig, recipe: TaskRecipe | None) -> AuditFacts:
     """Audit a sample of the training rows, and observe the conventions of the other sources; not with several tasks,
     each of which has conventions of its own.
     """
@@ -316,7 +316,7 @@ def check_mixed_rows(
     return problems
 
 
-def _check_mix_share(source: str, examples: Examples, config: Config) -> list[SureFitError]:
+def _check_mix_share(source: str, examples: Examples, config: SureFitConfig) -> list[SureFitError]:
     """Return the error if a source's share selects none of its rows; needs all of its rows."""
     from surefit.data.rows.layouts import add_mixed_source
 

@@ -12,7 +12,7 @@ from surefit.stages.run_sources import RunSources
 from surefit.task import task_of
 
 if TYPE_CHECKING:
-    from surefit.config.schema import Config
+    from surefit.config.schema import SureFitConfig
     from surefit.data.read.load import Rows
     from surefit.data.rows.layouts import Examples
     from surefit.data.rows.template_checks import TimedTemplateCheck
@@ -26,14 +26,14 @@ a check's two seconds.
 """
 
 
-def list_eval_sources(config: Config) -> dict[str, str]:
+def list_eval_sources(config: SureFitConfig) -> dict[str, str]:
     """Return the scored sets by config key: a separate file of held-out rows, and those in `evaluate.extra_sets`."""
     held_out = {"data.eval": config.data.eval} if isinstance(config.data.eval, str) else {}
     return held_out | {f"evaluate.extra_sets.{name}": source for name, source in config.evaluate.extra_sets.items()}
 
 
 def load_eval_prompt_facts(
-    config: Config,
+    config: SureFitConfig,
     recipe: TaskRecipe | None,
     rows: Rows | None,
     train: Examples | None,
@@ -98,7 +98,7 @@ def load_eval_prompt_facts(
 
 
 def rows_to_split(
-    config: Config, recipe: TaskRecipe | None, rows: Rows | None, mixed: Mapping[str, Rows]
+    config: SureFitConfig, recipe: TaskRecipe | None, rows: Rows | None, mixed: Mapping[str, Rows]
 ) -> list[Rows] | None:
     """Return the rows that a share `data.eval` is held out of: the training rows and, with several tasks in one run,
     each source of `data.mix`, which may contain all rows of a task. None where not all of them are on this machine.
@@ -109,7 +109,7 @@ def rows_to_split(
     return [rows, *mixed.values()] if has_parts else [rows]
 
 
-def _sample_examples(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]) -> list[Example] | None:
+def _sample_examples(config: SureFitConfig, recipe: TaskRecipe, sources: Sequence[Rows]) -> list[Example] | None:
     """Return examples of a sample of all sources, in proportion to their size; None where it cannot be converted, which
     other code reports.
     """
@@ -127,7 +127,7 @@ def _sample_examples(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]
 
 
 def _read(
-    config: Config,
+    config: SureFitConfig,
     recipe: TaskRecipe | None,
     key: str,
     source: str,

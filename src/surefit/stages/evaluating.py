@@ -13,7 +13,7 @@ from surefit.stages.progress_listener import ProgressListener
 from surefit.stages.run_context import CheckedRun, load_held_out_examples
 
 if TYPE_CHECKING:
-    from surefit.config.schema import Config
+    from surefit.config.schema import SureFitConfig
     from surefit.core.rundir import RunDir
     from surefit.data.rows.layouts import Examples
     from surefit.parallel.process_group import World
@@ -66,7 +66,7 @@ def is_trained_model_scored(variants: Sequence[str] | None) -> bool:
     return not variants or any(name != "base" and checkpoint_step(name) is None for name in variants)
 
 
-def require_held_out(config: Config, what: str) -> None:
+def require_held_out(config: SureFitConfig, what: str) -> None:
     """Raise if no rows are held out.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from surefit.config.inputs import input_files, overwritten_inputs
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
 from surefit.core.output import output_file
 from surefit.core.rundir import RunDir
@@ -51,7 +51,7 @@ def require_new_or_run(directory: RunDir) -> None:
         )
 
 
-def require_shards_apart(config: Config, names: Mapping[str, bool], plan: str) -> None:
+def require_shards_apart(config: SureFitConfig, names: Mapping[str, bool], plan: str) -> None:
     """Check every file and directory that `surefit prepare` writes into data.tokenized.
 
     Args:

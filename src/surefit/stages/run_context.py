@@ -18,7 +18,7 @@ from surefit.core.rundir import RunDir, read_json
 from surefit.stages.run_sources import RunSources
 
 if TYPE_CHECKING:
-    from surefit.config.schema import Config, ModelSection
+    from surefit.config.schema import ModelSection, SureFitConfig
     from surefit.data.read.load import Rows
     from surefit.data.rows.layouts import Examples
     from surefit.data.tokens.shard_manifest import ShardManifest
@@ -197,7 +197,7 @@ def _configured_model(
     return model
 
 
-def _unreadable_urls(config: Config) -> list[SureFitError]:
+def _unreadable_urls(config: SureFitConfig) -> list[SureFitError]:
     """Return the errors that prevent this machine from reading the config's URLs, without accessing them."""
     from surefit.data.read.file_io import require_file_system
     from surefit.data.read.sources import resolve_source
@@ -217,7 +217,7 @@ def _unreadable_urls(config: Config) -> list[SureFitError]:
     return problems
 
 
-def _training_rows(config: Config, look: bool, sources: RunSources) -> Rows | None:
+def _training_rows(config: SureFitConfig, look: bool, sources: RunSources) -> Rows | None:
     from surefit.data.read.load import load_rows
     from surefit.data.read.quick_sample import read_quick_sample
     from surefit.data.rows.layouts import load_training_rows
@@ -231,7 +231,7 @@ def _training_rows(config: Config, look: bool, sources: RunSources) -> Rows | No
     return rows if rows is None or section.limit is None else rows.sample(section.limit)
 
 
-def _mixed_rows(source: str, config: Config, look: bool, sources: RunSources) -> Rows | None:
+def _mixed_rows(source: str, config: SureFitConfig, look: bool, sources: RunSources) -> Rows | None:
     from surefit.data.read.quick_sample import read_quick_sample
     from surefit.data.rows.layouts import load_mixed
 
@@ -250,14 +250,18 @@ def _read_started_processes() -> LaunchedProcesses | None:
     return LaunchedProcesses(per_node, -(-size // per_node)) if size > 1 else None
 
 
-def count_training_rows(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> tuple[int | None, float]:
+def count_training_rows(
+    config: SureFitConfig, rows: Rows | None, mixed: Mapping[str, Rows]
+) -> tuple[int | None, float]:
     """Return (rows of `data.train`, rows of `data.mix` in one epoch); (None, 0) while not all of them are counted."""
     if rows is None or len(mixed) < len(config.data.mix):
         return None, 0
     return rows.total, sum(passes * mixed[source].total for source, passes in config.data.mix.items())
 
 
-def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None) -> float:
+def examples_per_row(
+    config: SureFitConfig, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None
+) -> float:
     """Estimate the examples per row of `data.train` from a sample; 1 where that is impossible."""
     from surefit.data.rows.layouts import to_examples
     from surefit.data.rows.reasoning import apply_reasoning_mode

@@ -57,7 +57,7 @@ from surefit.stages.shard_lock import lock_shard_directory
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from surefit.config.schema import Config
+    from surefit.config.schema import SureFitConfig
     from surefit.task import TaskRecipe
 
 PLAN = "plan.json"
@@ -87,7 +87,7 @@ class ShardPlan:
 class ShardJob:
     """One shard to make, in any process."""
 
-    config: Config
+    config: SureFitConfig
     task: ShardTask
     directory: Path
     fingerprint: str
@@ -114,7 +114,7 @@ class ShardOptions:
     engine: ShardEngine = "local"
 
 
-def prepare_shards(config: Config, watcher: ProgressListener, wishes: ShardOptions) -> dict[str, Any]:
+def prepare_shards(config: SureFitConfig, watcher: ProgressListener, wishes: ShardOptions) -> dict[str, Any]:
     """Make every missing shard of `data.tokenized` and, once all exist, the manifest.
 
     Returns:
@@ -155,7 +155,7 @@ def prepare_shards(config: Config, watcher: ProgressListener, wishes: ShardOptio
         return _summary(plan, directory, wishes.group)
 
 
-def tokenized_directory(config: Config) -> Path:
+def tokenized_directory(config: SureFitConfig) -> Path:
     """Return the directory `data.tokenized`.
 
     Raises:
@@ -171,7 +171,7 @@ def tokenized_directory(config: Config) -> Path:
     return Path(config.data.tokenized)
 
 
-def build_shard_plan(config: Config, directory: Path, overwrite: bool = False, write: bool = True) -> ShardPlan:
+def build_shard_plan(config: SureFitConfig, directory: Path, overwrite: bool = False, write: bool = True) -> ShardPlan:
     """Return the tasks of a config: the directory's plan if nothing has changed, else a new one from the files.
 
     Raises:
@@ -202,7 +202,7 @@ def build_shard_plan(config: Config, directory: Path, overwrite: bool = False, w
     return plan
 
 
-def _tasks(config: Config, recipe: TaskRecipe) -> Iterator[ShardTask]:
+def _tasks(config: SureFitConfig, recipe: TaskRecipe) -> Iterator[ShardTask]:
     """Yield the tasks of `data.train`, then of every source of `data.mix`: for each range of rows a shard with the rows
     that an epoch sees a whole number of times, and one with the share that it sees once more.
     """
@@ -223,7 +223,7 @@ def _tasks(config: Config, recipe: TaskRecipe) -> Iterator[ShardTask]:
                 number += 1
 
 
-def source_files(config: Config) -> list[dict[str, Any]]:
+def source_files(config: SureFitConfig) -> list[dict[str, Any]]:
     """Return the files of `data.train` and `data.mix` with bytes and time of change, without the hub's data sets.
 
     Raises:
@@ -336,7 +336,7 @@ def _iterate_made_shards(jobs: Sequence[ShardJob], workers: int) -> Iterable[dic
             executor.shutdown(cancel_futures=True)
 
 
-def _needs_torch(config: Config) -> bool:
+def _needs_torch(config: SureFitConfig) -> bool:
     """Return whether a worker may have to import torch: for a model's or a recipe's own code, or to find the conversion
     of a GGUF file.
     """
@@ -384,7 +384,7 @@ def load_cached_tokenizer(section: str) -> tuple[PreTrainedTokenizerBase, str]:
     return tokenizer, tokenizer_digest(tokenizer)
 
 
-def _held_out_positions(config: Config, recipe: TaskRecipe) -> frozenset[float]:
+def _held_out_positions(config: SureFitConfig, recipe: TaskRecipe) -> frozenset[float]:
     """Return the positions of the prompts in `data.eval`, if that is a file."""
     from surefit.data.rows.layouts import load_held_out, prompt_position, to_examples
 
@@ -401,7 +401,7 @@ def _all_there(plan: ShardPlan, directory: Path) -> bool:
     return all(shard_path(directory, task.number).name in existing_names for task in plan.tasks)
 
 
-def _finish(plan: ShardPlan, directory: Path, config: Config) -> None:
+def _finish(plan: ShardPlan, directory: Path, config: SureFitConfig) -> None:
     """Combine the shards' records; the manifest is written last."""
     metas = [
         meta for task in plan.tasks if (meta := read_complete_shard(directory, task, plan.fingerprint)) is not None
@@ -482,7 +482,7 @@ def _total(tasks: Sequence[ShardTask], metas: Sequence[Mapping[str, Any]]) -> To
     )
 
 
-def _require_rows(stats: TokenizationStats, held_out: int, config: Config) -> None:
+def _require_rows(stats: TokenizationStats, held_out: int, config: SureFitConfig) -> None:
     if not stats.kept:
         raise DataError(
             f"no example is left: of {stats.rows:,}, {stats.dropped_too_long:,} are longer than max_length "

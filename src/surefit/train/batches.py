@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from surefit.config.resolve import optimizer_steps
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.data.tokens.cache import MASKED
 from surefit.data.tokens.collate import collate, collate_packed
 from surefit.data.tokens.pack import distribute_bins, pack_for
@@ -39,7 +39,9 @@ class MicroBatcher:
         ranks: number of processes, or of groups of processes, that share the rows.
     """
 
-    def __init__(self, rows: TokenizedRows, lengths: RowLengths, config: Config, pad_id: int, ranks: int = 1) -> None:
+    def __init__(
+        self, rows: TokenizedRows, lengths: RowLengths, config: SureFitConfig, pad_id: int, ranks: int = 1
+    ) -> None:
         size, packing = config.train.per_device_train_batch_size, config.data.packing
         assert isinstance(size, int)
         assert isinstance(packing, bool)

@@ -23,7 +23,7 @@ from peft import PeftModel
 from surefit.checkpoint import manager
 from surefit.checkpoint.shards import CheckpointShard
 from surefit.checkpoint.snapshot import build_checkpoint_state
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import GateError, MachineError
 from surefit.core.rundir import RunDir, machine_errors, write_json
 from surefit.core.units import bytes_text, duration_text
@@ -144,7 +144,7 @@ def run_dry_pass(
     optimizer: MasterOptimizer,
     batches: MicroBatcher,
     held_out: MicroBatcher,
-    config: Config,
+    config: SureFitConfig,
     memory: PhaseMemory,
     checkpoints: Path,
     engine: Engine = SINGLE,
@@ -193,7 +193,7 @@ def _step(
     model: torch.nn.Module,
     optimizer: MasterOptimizer,
     batches: MicroBatcher,
-    config: Config,
+    config: SureFitConfig,
     memory: PhaseMemory,
     engine: Engine,
 ) -> tuple[int, int, float, float]:
@@ -214,14 +214,14 @@ def _step(
     return count_batch_tokens(batch), repeated, result.loss, time.perf_counter() - start
 
 
-def _not_finite(what: str, tokens: int, loss: float, model: torch.nn.Module, config: Config) -> GateError:
+def _not_finite(what: str, tokens: int, loss: float, model: torch.nn.Module, config: SureFitConfig) -> GateError:
     why = explain_non_finite(model, config.model.dtype)
     problem = f"the loss of the {what} ({tokens:,} tokens) is {loss} before the first step: {why.message}"
     return GateError(problem, code="E5100", field=why.field, help=f"{why.help}; no step was taken")
 
 
 def _evaluate(
-    model: torch.nn.Module, held_out: MicroBatcher, config: Config, memory: PhaseMemory, engine: Engine
+    model: torch.nn.Module, held_out: MicroBatcher, config: SureFitConfig, memory: PhaseMemory, engine: Engine
 ) -> tuple[int, float, int]:
     """Measure the fullest held-out batch: return its tokens, seconds, and the number of batches per process."""
     micros = held_out.cut(range(len(held_out.rows)))

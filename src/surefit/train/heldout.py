@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from surefit.checkpoint import best
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.parallel.engine import SINGLE, Engine
 from surefit.parallel.process_group import run_on_rank0
@@ -51,7 +51,7 @@ class HeldOutEvaluation:
         self,
         model: torch.nn.Module,
         batches: MicroBatcher,
-        config: Config,
+        config: SureFitConfig,
         log: MetricsLog,
         memory: PhaseMemory,
         score: ScoreFunction | None = None,

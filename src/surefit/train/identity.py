@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.config.resolve import iter_config_values
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
 from surefit.train.sampler import DatasetFingerprint
 
@@ -28,7 +28,7 @@ SCORING = (
 
 
 def build_run_identity(
-    config: Config, survey: DatasetFingerprint, held_out: DatasetFingerprint, total_steps: int
+    config: SureFitConfig, survey: DatasetFingerprint, held_out: DatasetFingerprint, total_steps: int
 ) -> dict[str, Any]:
     """Return every setting and data hash that decides what is learned and which checkpoint is best, keyed by config
     key, JSON-serializable. Held-out rows are included: measurements on others cannot be compared with those before the
@@ -60,7 +60,7 @@ def build_run_identity(
     )
 
 
-def _scoring(config: Config) -> dict[str, Any]:
+def _scoring(config: SureFitConfig) -> dict[str, Any]:
     """Return the settings that the scores measured during training depend on; empty if none are measured."""
     if not config.evaluate.in_training:
         return {}
@@ -68,7 +68,7 @@ def _scoring(config: Config) -> dict[str, Any]:
     return {f"evaluate.{key}": settings[key] for key in SCORING}
 
 
-def execution_settings(config: Config, mode: str = "single", data_size: int = 1) -> dict[str, Any]:
+def execution_settings(config: SureFitConfig, mode: str = "single", data_size: int = 1) -> dict[str, Any]:
     """Return the settings that a resumed run may change, with how the processes share a step: they affect the order of
     additions, so the last bits, and which element gets which random number."""
     values = {f"speed.{key}": value for key, value in iter_config_values(config.speed)}
@@ -82,7 +82,9 @@ def execution_settings(config: Config, mode: str = "single", data_size: int = 1)
     }
 
 
-def changed_settings(trainer: Mapping[str, Any], config: Config, mode: str = "single", data_size: int = 1) -> list[str]:
+def changed_settings(
+    trainer: Mapping[str, Any], config: SureFitConfig, mode: str = "single", data_size: int = 1
+) -> list[str]:
     """Return how the execution settings differ from a checkpoint's, as `data.packing: False, now True`.
 
     Args:

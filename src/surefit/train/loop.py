@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from surefit.checkpoint.snapshot import build_checkpoint_state
 from surefit.config.capabilities import require_compatible_settings
 from surefit.config.resolve import iter_config_values, optimizer_steps
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import Interrupted
 from surefit.core.rundir import RunDir, skip_if_disk_full
 from surefit.model.adapter import lora_modules
@@ -73,7 +73,7 @@ class Trainer:
         self,
         model: PreTrainedModel | PeftModel,
         data: TrainingData,
-        config: Config,
+        config: SureFitConfig,
         run: RunDir,
         environment: TrainingEnvironment = SINGLE_PROCESS,
         callbacks: Callbacks = NO_CALLBACKS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from surefit.config.oom_ladder import as_arguments, next_rung
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_accumulation_steps, count_processes
 from surefit.core import env
 from surefit.core.errors import MachineError
@@ -30,7 +30,7 @@ class OutOfMemory(MachineError):
 
 @contextlib.contextmanager
 def explain_out_of_memory(
-    when: str, config: Config, model: ModelFacts | None, kind: str, longest: int
+    when: str, config: SureFitConfig, model: ModelFacts | None, kind: str, longest: int
 ) -> Iterator[None]:
     """Turn an out-of-memory exception into an error that names the cause and the remedy.
 
@@ -52,7 +52,7 @@ def explain_out_of_memory(
         raise _explanation(when, config, model, kind, longest) from error
 
 
-def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str, longest: int) -> OutOfMemory:
+def _explanation(when: str, config: SureFitConfig, model: ModelFacts | None, kind: str, longest: int) -> OutOfMemory:
     micro = config.train.per_device_train_batch_size
     assert isinstance(micro, int)
     changes = next_rung(config, kind)
@@ -72,7 +72,7 @@ def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str,
     return error
 
 
-def _largest(config: Config, model: ModelFacts, longest: int, kind: str) -> str:
+def _largest(config: SureFitConfig, model: ModelFacts, longest: int, kind: str) -> str:
     """Return the largest term of the memory estimate, as a clause; empty if the estimate knows none."""
     resolved = ResolvedConfig(config, {}, count_accumulation_steps(config), None)
     budget = peak_bytes(resolved, model, longest)
@@ -85,7 +85,7 @@ def _largest(config: Config, model: ModelFacts, longest: int, kind: str) -> str:
     return f"; the largest part is {largest.term}, {bytes_text(largest.bytes)} ({largest.why})"
 
 
-def _what_changes_learning(config: Config) -> list[str]:
+def _what_changes_learning(config: SureFitConfig) -> list[str]:
     """Return settings that need less memory and are not set yet, as command line arguments; they change what is
     learned."""
     shorter = as_arguments({"data.max_length": config.data.max_length // 2})

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import GateError
 from surefit.core.rundir import RunDir, skip_if_disk_full, write_json
 from surefit.data.audit.batches import Item, audit_batches
@@ -26,7 +26,7 @@ def require_sound_batches(
     batches: Sequence[tuple[Mapping[str, Any], Sequence[Item]]],
     tokenizer: PreTrainedTokenizerBase,
     conversations: bool,
-    config: Config,
+    config: SureFitConfig,
     run: RunDir | None,
 ) -> None:
     """Audit micro batches (see `audit_batches`) and judge the facts by the lint rules.

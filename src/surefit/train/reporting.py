@@ -12,7 +12,7 @@ import torch
 
 from surefit.checkpoint.disk_guard import free_bytes
 from surefit.config.resolve import HardwareLike, count_due_steps, count_due_steps_before
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.facts.flops import TrainingFlops, peak_flops, training_flops, windows_of
 from surefit.facts.model import ModelFacts
 from surefit.telemetry.jsonl import MetricsLog
@@ -40,7 +40,11 @@ class MfuMeter:
 
 
 def build_mfu_meter(
-    model: torch.nn.Module, config: Config, facts: ModelFacts | None, hardware: HardwareLike | None, devices: int = 1
+    model: torch.nn.Module,
+    config: SureFitConfig,
+    facts: ModelFacts | None,
+    hardware: HardwareLike | None,
+    devices: int = 1,
 ) -> MfuMeter:
     """Build the MFU meter of a run; `facts` about the base model and `hardware`, one of its `devices`, may be
     unknown."""

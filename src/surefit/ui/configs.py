@@ -19,7 +19,7 @@ from surefit import recipes
 from surefit.config.edit import edit_text
 from surefit.config.load import parse_yaml, read_config_text
 from surefit.config.resolve import one_line_yaml
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.starter import has_bundled_rows, starter_config
 from surefit.core.errors import ConfigError
 from surefit.ui.pages import UiContext, require_posted_text
@@ -61,7 +61,7 @@ def config_page(ui: UiContext, request: Request) -> Response:
 def list_form_fields() -> Iterator[dict[str, Any]]:
     """Yield the form's fields from the schema: key, description, default, and the choices of a closed field."""
     for dotted in FORM:
-        section: type[BaseModel] = Config
+        section: type[BaseModel] = SureFitConfig
         *sections, name = dotted.split(".")
         for section_name in sections:
             inner = section.model_fields[section_name].annotation

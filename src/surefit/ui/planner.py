@@ -22,7 +22,7 @@ from starlette.responses import Response
 from surefit.config.load import LoadedConfig, load_config
 from surefit.config.modes import GROUPED, MODES
 from surefit.config.resolve import ResolvedConfig, resolve_config, with_changes
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_processes
 from surefit.core.errors import ConfigError, MachineError, SureFitError
 from surefit.core.units import bytes_text, count_text, duration_text, plural
@@ -83,7 +83,7 @@ def estimate_fit(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     return answer | {"milliseconds": 1000 * (time.perf_counter() - start)}
 
 
-def config_from_form(ui: UiContext, body: dict[str, Any]) -> Config:
+def config_from_form(ui: UiContext, body: dict[str, Any]) -> SureFitConfig:
     """Return the opened config, or the built-in one, with the form's values.
 
     Raises:
@@ -111,9 +111,9 @@ def parse_price(body: dict[str, Any]) -> float | None:
     return float(price)
 
 
-def _base(ui: UiContext, opened: str) -> Config:
+def _base(ui: UiContext, opened: str) -> SureFitConfig:
     if not opened:
-        return Config.model_validate(SCRATCH)
+        return SureFitConfig.model_validate(SCRATCH)
     path = ui.workspace.config(opened)
     if not path.is_file():
         raise HTTPException(404, "There is no such file in the workspace.")
@@ -122,12 +122,12 @@ def _base(ui: UiContext, opened: str) -> Config:
     return config
 
 
-def _require_inside(ui: UiContext, config: Config) -> None:
+def _require_inside(ui: UiContext, config: SureFitConfig) -> None:
     for problem in ui.workspace.refuse(config):
         raise problem
 
 
-def _steps(config: Config) -> int:
+def _steps(config: SureFitConfig) -> int:
     """Return the optimizer steps of a config whose rows are local; otherwise a round number to start from."""
     if is_local(config.data.train):
         try:
@@ -149,7 +149,7 @@ def _hardware(gpu: str, disk: str | None) -> HardwareFacts:
     return hardware_facts(gpu, disk=disk)
 
 
-def build_closed_form_plan(config: Config) -> dict[str, Any]:
+def build_closed_form_plan(config: SureFitConfig) -> dict[str, Any]:
     """Return plan.json computed by arithmetic alone, with the bytes of the phases and the arithmetic's time added."""
     model = _model(config.model.name_or_path, config.model.revision)
     hardware = _hardware(config.hardware.gpu, config.hardware.disk)
@@ -206,7 +206,7 @@ def _time(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) 
     }
 
 
-def format_plan(document: dict[str, Any], config: Config, price: float | None) -> dict[str, Any]:
+def format_plan(document: dict[str, Any], config: SureFitConfig, price: float | None) -> dict[str, Any]:
     """Return a plan as the page draws it: bytes for the bars, and every number as text too."""
     estimate, device, seconds = document["estimate"], document["device"], document["time"]
     total = seconds["total_seconds"] if seconds else None

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import write_atomic
 from surefit.ui.pages import UiContext, read_posted_json
@@ -41,7 +41,7 @@ async def simulate_plan(request: Request) -> Response:
     return JSONResponse(format_plan(document, config, price))
 
 
-async def _plan(ui: UiContext, config: Config) -> dict[str, Any]:
+async def _plan(ui: UiContext, config: SureFitConfig) -> dict[str, Any]:
     """Return the content of plan.json.
 
     Raises:

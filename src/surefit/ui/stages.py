@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import SureFitError
 
-ForbiddenPaths = Callable[[Config], Sequence[SureFitError]]
+ForbiddenPaths = Callable[[SureFitConfig], Sequence[SureFitError]]
 """A config → errors for the paths in it that a page must not read."""
 
 

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from surefit.config.edit import write_edited
 from surefit.config.inputs import WRITTEN
 from surefit.config.load import MAX_BYTES, load_text, parse_yaml, read_config_text
-from surefit.config.schema import Config, path_texts
+from surefit.config.schema import SureFitConfig, path_texts
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.lock import hold_folder_lock
 from surefit.core.output import output_file
@@ -168,7 +168,7 @@ class Workspace:
         ]
         return {key: path for key, path in named_paths if os.path.lexists(path)}
 
-    def refuse(self, config: Config) -> list[SureFitError]:
+    def refuse(self, config: SureFitConfig) -> list[SureFitError]:
         """Return an error for each path of a config that is outside the workspace or hidden in it: pages read none of
         these."""
         return [
@@ -182,7 +182,7 @@ class Workspace:
             if not self._may_be_read(text)
         ]
 
-    def _named_by_accelerate(self, config: Config) -> Iterator[tuple[str, str]]:
+    def _named_by_accelerate(self, config: SureFitConfig) -> Iterator[tuple[str, str]]:
         """Yield the DeepSpeed file that an Accelerate file in the workspace names, which is read with it."""
         accelerate_file = config.parallel.accelerate_config
         if accelerate_file is None or not self._may_be_read(accelerate_file):

@@ -17,13 +17,13 @@ from surefit.config.capabilities import (
     require_compatible_settings,
     traits,
 )
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import decide_mode, parallel_candidates
 from surefit.core.errors import ConfigError
 
 
-def config(**sections: Any) -> Config:
-    return Config.model_validate(
+def config(**sections: Any) -> SureFitConfig:
+    return SureFitConfig.model_validate(
         {"model": {"name_or_path": "base"}, "data": {"train": "rows.jsonl"}, "output_dir": "run"} | sections
     )
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from tests.cli.conftest import call
 
 from surefit.config.load import load_config
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
 
 ODD = (
@@ -32,7 +32,7 @@ def numeric(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-FIELDS = sorted(set(numeric(Config)))
+FIELDS = sorted(set(numeric(SureFitConfig)))
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from surefit.config.oom_ladder import as_arguments, oom_changes, with_oom_changes
 from surefit.config.resolve import ResolvedConfig, ValueOrigin, iter_config_values, write_resolved
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 
-CONFIG = Config.model_validate(
+CONFIG = SureFitConfig.model_validate(
     {
         "model": {"name_or_path": "any"},
         "data": {"train": "unused"},

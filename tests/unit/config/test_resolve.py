@@ -23,7 +23,7 @@ from surefit.config.resolve import (
     with_decisions,
     write_resolved,
 )
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
 from surefit.core.units import GIB
 from surefit.lint.engine import find_rule, run_rules
@@ -84,7 +84,7 @@ def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hardware", [Hardware(), CPU, Hardware(name="Tesla T4", memory_bytes=16 * GIB, bf16=False)])
 def test_decisions_are_valid_values(tmp_path: Path, hardware: Hardware, overrides: list[str]) -> None:
     config = resolve_config(loaded(tmp_path, *overrides), Model(), hardware, 3000).config
-    assert Config.model_validate(config.model_dump()) == config
+    assert SureFitConfig.model_validate(config.model_dump()) == config
 
 
 def test_a_decision_changes_its_key_alone(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_way_to_share_is_judged_with_the_kernels_it_will_have(
 ) -> None:
     monkeypatch.setattr("surefit.config.resolve.missing_for_kernels", lambda: missing)
 
-    def needed(config: Config, micro_batches: int) -> int:
+    def needed(config: SureFitConfig, micro_batches: int) -> int:
         assert config.speed.kernels != "auto"
         return (90 - 20 * (config.speed.kernels is True) - 20 * (config.parallel.mode == "fsdp")) * GIB
 
@@ -182,7 +182,7 @@ def test_whole_logits_limit_the_micro_batch(tmp_path: Path) -> None:
 def _grows(base: int, kept: dict[Any, float]) -> Needed:
     """A model that takes `base` GiB, and for each example of a micro batch what is kept for it."""
 
-    def needed(config: Config, micro_batches: int) -> int:
+    def needed(config: SureFitConfig, micro_batches: int) -> int:
         rows = config.train.per_device_train_batch_size
         assert rows * micro_batches == config.train.global_batch_size
         each = 0.5 if config.speed.tiled_mlp else kept[config.train.gradient_checkpointing]
@@ -222,7 +222,7 @@ def test_what_fits_decides(tmp_path: Path, memory: int, overrides: list[str], ex
 def test_where_nothing_fits_it_is_the_fastest_of_those_that_take_least(tmp_path: Path) -> None:
     """The update of all weights takes the same whatever is recomputed before it."""
 
-    def needed(config: Config, micro_batches: int) -> int:
+    def needed(config: SureFitConfig, micro_batches: int) -> int:
         return round(max(27 * GIB, _grows(20, {False: 8, "selective": 1, True: 0.5})(config, micro_batches) or 0))
 
     resolved = resolve_config(loaded(tmp_path), Model(), Hardware(memory_bytes=24 * GIB), 3000, 0, needed)

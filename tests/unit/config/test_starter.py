@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from surefit.config.load import load_config
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.starter import STARTERS, starter_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -42,6 +42,6 @@ def test_every_field_has_a_docstring() -> None:
             if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
                 walk(field.annotation)
 
-    walk(Config)
-    sections = [field for field in Config.model_fields.values() if hasattr(field.annotation, "model_fields")]
+    walk(SureFitConfig)
+    sections = [field for field in SureFitConfig.model_fields.values() if hasattr(field.annotation, "model_fields")]
     assert len(sections) <= 12

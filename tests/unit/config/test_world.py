@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import (
     count_accumulation_steps,
     count_data_ranks,
@@ -17,8 +17,8 @@ from surefit.config.world import (
 from surefit.core.errors import ConfigError
 
 
-def config(count: int, **sections: Any) -> Config:
-    return Config.model_validate(
+def config(count: int, **sections: Any) -> SureFitConfig:
+    return SureFitConfig.model_validate(
         {
             "model": {"name_or_path": "m"},
             "data": {"train": "rows.jsonl"},
@@ -79,7 +79,7 @@ def test_tp_and_pp_are_refused_within_fsdp_with_the_reason() -> None:
 def needed(model: int, tokens: int) -> Any:
     """Bytes of a run whose weights and whose activations take so much in one process."""
 
-    def of(shared: Config) -> int:
+    def of(shared: SureFitConfig) -> int:
         shards = 8 if shared.parallel.mode == "fsdp" else 1
         return model // shards + tokens // shared.parallel.cp
 

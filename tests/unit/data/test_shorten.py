@@ -2,7 +2,7 @@
 
 import pytest
 
-from surefit.config.schema import Config, ModelSection
+from surefit.config.schema import ModelSection, SureFitConfig
 from surefit.core.errors import DataError
 from surefit.data.rows.layouts import Examples
 from surefit.data.rows.sample_checks import find_missing_documents
@@ -31,7 +31,9 @@ def examples_of(*rows):
 
 def config(**changes):
     data = {"train": "rows.jsonl", "max_length": LIMIT, "too_long": "truncate"} | changes
-    return Config(model={"name_or_path": "surefit/nano"}, data=data, evaluate={"max_new_tokens": 40}, output_dir="r")
+    return SureFitConfig(
+        model={"name_or_path": "surefit/nano"}, data=data, evaluate={"max_new_tokens": 40}, output_dir="r"
+    )
 
 
 @pytest.mark.parametrize("too_long", ["truncate", "truncate_middle"])

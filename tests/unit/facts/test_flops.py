@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.facts.flops import peak_flops, seen_pairs, training_flops, windows_of
 from surefit.facts.model import build_facts, model_facts
 from surefit.model.adapter import add_adapter
@@ -25,8 +25,8 @@ SHAPE: dict[str, Any] = {
 MODELS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen": (Qwen3Config, Qwen3ForCausalLM)}
 
 
-def config(kind: str = "lora", **adapter: Any) -> Config:
-    return Config.model_validate(
+def config(kind: str = "lora", **adapter: Any) -> SureFitConfig:
+    return SureFitConfig.model_validate(
         {
             "model": {"name_or_path": "any"},
             "lora": {"r": 8, **adapter},

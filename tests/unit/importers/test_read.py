@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from surefit.config.load import parse_yaml
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
 from surefit.facts.setup import Setup
 from surefit.importers import MODULES, detect_tool, find_tool, read_tool_config
@@ -509,7 +509,7 @@ def test_what_the_training_path_can_do_too(tmp_path: Path, text: str, key: str, 
     assert found.loaded is not None
     assert lookup(found.loaded.config, key) == value
     tree, _ = parse_yaml(to_config_yaml(found), tmp_path / "b.yaml")
-    assert Config.model_validate(tree) == found.loaded.config
+    assert SureFitConfig.model_validate(tree) == found.loaded.config
 
 
 def test_several_adapters_are_lost_with_the_way_to_stack_them(tmp_path: Path) -> None:
@@ -589,7 +589,7 @@ def test_the_lora_keys_are_those_of_the_installed_release() -> None:
 @pytest.mark.parametrize("tool", MODULES)
 def test_tables_point_to_what_exists(tool: str) -> None:
     attributes = {field.name for field in fields(Setup)}
-    config_keys = set(leaves_of(Config))
+    config_keys = set(leaves_of(SureFitConfig))
     for key, to in table(tool).keys.items():
         assert to.setup is None or to.setup in attributes, key
         assert to.config is None or to.config in config_keys, key
@@ -612,7 +612,7 @@ def test_an_import_reads_back_as_it_was(tmp_path: Path, name: str) -> None:
     found = read_text(tmp_path, json.dumps(config), "a.json")
     assert found.loaded is not None
     tree, _ = parse_yaml(to_config_yaml(found), tmp_path / "b.yaml")
-    assert Config.model_validate(tree) == found.loaded.config
+    assert SureFitConfig.model_validate(tree) == found.loaded.config
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from surefit.cli.other_tools import build_lint_context
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError, MachineError
 from surefit.facts.job_script import read_job_script
 from surefit.importers import read_tool_config
@@ -56,7 +56,7 @@ def job(
     config = {"model": {"name_or_path": "m"}, "data": {"train": "d"}, "output_dir": str(run)} | sections
     config |= {"hardware": hardware | config.get("hardware", {}), "parallel": mode | config.get("parallel", {})}
     return BatchJob(
-        Config.model_validate(config), Path("/home/me/run.yaml"), run, Path("/home/me"), overrides,
+        SureFitConfig.model_validate(config), Path("/home/me/run.yaml"), run, Path("/home/me"), overrides,
         ENVIRONMENT / "bin" / "python", interface,
     )  # fmt: skip
 
@@ -219,7 +219,9 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], told: str) -> None
 
 
 BREAKS = ("\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\0", "\x1b[2J")
-TEXTS = [name for name, entry in Config.model_fields["slurm"].annotation.model_fields.items() if "str" in str(entry)]  # type: ignore[union-attr]
+TEXTS = [
+    name for name, entry in SureFitConfig.model_fields["slurm"].annotation.model_fields.items() if "str" in str(entry)
+]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", TEXTS)

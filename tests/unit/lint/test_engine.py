@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError, DataError, MachineError, ModelError
 from surefit.facts.dataset import DatasetFacts, dataset_facts
 from surefit.facts.hardware import HardwareFacts, hardware_facts
@@ -19,7 +19,7 @@ from surefit.facts.model import ModelFacts, model_facts
 from surefit.lint.engine import all_rules, choose_rules, explain_rule, find_rule, run_rules
 from surefit.lint.rule import ConfigFix, Finding, LintContext, Rule, rule
 
-CONFIG = Config.model_validate(
+CONFIG = SureFitConfig.model_validate(
     {"model": {"name_or_path": "surefit/nano"}, "data": {"train": "rows.jsonl"}, "output_dir": "runs/x"}
 )
 LINES = {"model": 1, "model.name_or_path": 1, "data": 2, "data.train": 3, "output_dir": 4}
@@ -125,7 +125,7 @@ def test_find_and_explain() -> None:
         find_rule("CFG01")
 
 
-def ignoring(*codes: str) -> Config:
+def ignoring(*codes: str) -> SureFitConfig:
     return CONFIG.model_validate({**CONFIG.model_dump(), "lint": {"ignore": dict.fromkeys(codes, "it is meant")}})
 
 

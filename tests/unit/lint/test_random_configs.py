@@ -21,7 +21,7 @@ import surefit.lint.rules
 from surefit import recipes
 from surefit.config.load import LoadedConfig
 from surefit.config.resolve import iter_config_values, resolve_config
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError, DataError, MachineError, ModelError
 from surefit.facts.audit import Observation
 from surefit.facts.dataset import DatasetFacts, dataset_facts
@@ -121,13 +121,13 @@ def section(kind: type[BaseModel]) -> st.SearchStrategy[dict[str, Any]]:
 
 def valid(tree: dict[str, Any]) -> bool:
     try:
-        Config.model_validate(tree)
+        SureFitConfig.model_validate(tree)
     except ValueError:
         return False
     return True
 
 
-CONFIGS = section(Config).filter(valid).map(Config.model_validate)
+CONFIGS = section(SureFitConfig).filter(valid).map(SureFitConfig.model_validate)
 ROWS = st.lists(
     st.dictionaries(
         st.sampled_from(["answers", "messages", "text", "output", "query"]),

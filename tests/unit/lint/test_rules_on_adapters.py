@@ -10,7 +10,7 @@ import pytest
 
 from surefit.config.load import LoadedConfig
 from surefit.config.resolve import resolve_config
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.facts.setup import setup_of
@@ -24,7 +24,7 @@ DORA = {"use_dora": True}
 def found(adapter: dict[str, Any], **sections: Any) -> list[Finding]:
     lines = {f"lora.{name}": number for number, name in enumerate(adapter, 1)}
     tree = {"model": {"name_or_path": "base"}, "data": {"train": "rows"}, "output_dir": "runs/x", "lora": adapter}
-    config = Config.model_validate(tree | {name: values for name, values in sections.items() if name != "model"})
+    config = SureFitConfig.model_validate(tree | {name: values for name, values in sections.items() if name != "model"})
     config = config.model_copy(update={"model": config.model.model_copy(update=sections.get("model", {}))})
     context = LintContext(config, Path("run.yaml"), lines, setup=setup_of(config, None))
     return run_rules(context, RULES).findings
@@ -73,7 +73,7 @@ def test_an_adapter_goes_on_as_it_was_trained(tmp_path: Path, key: str) -> None:
 
 def test_fused_lora_is_off_with_its_reason() -> None:
     tree = {"model": {"name_or_path": "base"}, "data": {"train": "rows"}, "output_dir": "runs/x", "lora": DORA}
-    loaded = LoadedConfig(Config.model_validate(tree), Path("run.yaml"), {}, frozenset())
+    loaded = LoadedConfig(SureFitConfig.model_validate(tree), Path("run.yaml"), {}, frozenset())
     resolved = resolve_config(loaded, model_facts("surefit/nano"), hardware_facts("h100"), None)
     assert resolved.config.speed.fused_lora is False
     assert resolved.provenance["speed.fused_lora"].detail == "it computes plain LoRA, without DoRA's magnitudes"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.data.read.load import load_rows
 from surefit.facts.dataset import dataset_facts
 from surefit.lint.engine import find_rule, run_rules
@@ -16,8 +16,10 @@ from surefit.lint.rule import Finding, LintContext
 RULES = [find_rule(code) for code in ("EVL002", "EVL003", "EVL004")]
 
 
-def config(train: str = "rows.jsonl", held_out: str | float = 0.2, split: str = "train", **evaluate: Any) -> Config:
-    return Config.model_validate(
+def config(
+    train: str = "rows.jsonl", held_out: str | float = 0.2, split: str = "train", **evaluate: Any
+) -> SureFitConfig:
+    return SureFitConfig.model_validate(
         {
             "model": {"name_or_path": "surefit/nano"},
             "data": {"train": train, "eval": held_out, "split": split},
@@ -27,7 +29,7 @@ def config(train: str = "rows.jsonl", held_out: str | float = 0.2, split: str = 
     )
 
 
-def found(settings: Config, rows: list[dict[str, Any]] | None = None) -> list[Finding]:
+def found(settings: SureFitConfig, rows: list[dict[str, Any]] | None = None) -> list[Finding]:
     dataset = dataset_facts("rows.jsonl", rows) if rows is not None else None
     return run_rules(LintContext(settings, Path("run.yaml"), dataset=dataset), RULES).findings
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.units import GIB
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
@@ -292,7 +292,7 @@ def test_no_rule_raises_on_odd_values(values: dict[str, Any], tool: str) -> None
 def test_why_a_shared_model_is_not_scored_in_training(mode, reason):
     sections = {"parallel": {"mode": mode}, "evaluate": {"in_training": True}}
     tree = {"model": {"name_or_path": "base"}, "data": {"train": "rows"}, "output_dir": "runs/x"} | sections
-    context = LintContext(Config.model_validate(tree), Path("run.yaml"))
+    context = LintContext(SureFitConfig.model_validate(tree), Path("run.yaml"))
     (said,) = (found.message for found in run_rules(context).findings if found.code == "PAR011")
     assert said.startswith(f"parallel.mode {mode} and answers in training cannot be combined: ")
     assert reason in said

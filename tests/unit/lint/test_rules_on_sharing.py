@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.facts.model import model_facts
 from surefit.lint.engine import all_rules, run_rules
 from surefit.lint.rule import LintContext
@@ -35,7 +35,7 @@ def test_the_routers_loss_needs_all_layers_and_tokens(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL | {"output_router_logits": asked}))
     tree = {"model": {"name_or_path": str(tmp_path)}, "data": {"train": "rows"}, "output_dir": "runs/x"}
-    config = Config.model_validate(tree | {"parallel": parallel})
+    config = SureFitConfig.model_validate(tree | {"parallel": parallel})
     context = LintContext(config, tmp_path / "run.yaml", {}, model=model_facts(str(tmp_path)))
     findings = run_rules(context, [rule for rule in all_rules() if rule.code == "PAR013"]).findings
     assert [finding.field for finding in findings] == ([field] if field else [])

@@ -11,7 +11,7 @@ import tiny_run
 import torch
 from peft import get_peft_model_state_dict
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError, GateError
 from surefit.data.tokens.collate import collate, collate_packed
 from surefit.model.adapter import add_adapter, load_initial_adapter
@@ -31,19 +31,19 @@ def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run.training(tiny_run.config(base, out, max_steps=3)).fit().output
 
 
-def changed(settings: Config, **changes: Any) -> Config:
+def changed(settings: SureFitConfig, **changes: Any) -> SureFitConfig:
     tree = settings.model_dump()
     for dotted, value in changes.items():
         section, key = dotted.split("__")
         tree[section][key] = value
-    return Config.model_validate(tree)
+    return SureFitConfig.model_validate(tree)
 
 
-def prepared(settings: Config) -> tuple[Any, list[str]]:
+def prepared(settings: SureFitConfig) -> tuple[Any, list[str]]:
     return prepare_for_training(load_model(settings.model, tiny_run.CPU), settings, tiny_run.CPU)
 
 
-def gradients(settings: Config) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients(settings: SureFitConfig) -> tuple[float, dict[str, torch.Tensor]]:
     model, _ = prepared(settings)
     model.train()
     items = tiny_run.rows(4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from surefit.config.schema import Config, ModelSection
+from surefit.config.schema import ModelSection, SureFitConfig
 from surefit.core.errors import ConfigError
 from surefit.data.tokens.tokenize import conversation_segments, tokenize_prompt
 from surefit.facts.chat_template import bake_template_defaults
@@ -49,7 +49,7 @@ def test_training_and_answers_are_given_the_same_prompt(switches: dict[str, Any]
 
 
 def test_answers_may_be_asked_for_in_another_way() -> None:
-    config = Config.model_validate(
+    config = SureFitConfig.model_validate(
         {
             "model": section().model_dump(),
             "data": {"train": "x"},

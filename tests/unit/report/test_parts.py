@@ -14,7 +14,7 @@ import yaml
 
 import surefit.report
 from surefit.config.resolve import ResolvedConfig, ValueOrigin, iter_config_values, write_resolved
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.rundir import RunDir
 from surefit.core.sampling import evenly_spaced_indices
 from surefit.report.artefacts import read_artefacts, read_settings
@@ -121,7 +121,7 @@ def test_the_time_taken_is_logged_or_else_the_difference() -> None:
 
 
 def test_the_settings_are_those_that_resolve_wrote(tmp_path: Path) -> None:
-    config = Config.model_validate({
+    config = SureFitConfig.model_validate({
         "model": {"name_or_path": "a # b: 'c'", "dtype": "float32"},
         "lora": {"target_modules": ["q_proj", "v_proj"]},
         "data": {"train": "ü, [x].jsonl"},
@@ -274,7 +274,7 @@ def test_the_vendored_files_are_those_of_the_pinned_package() -> None:
 def test_what_is_trained_is_read_from_the_switches_as_they_are_written(
     tmp_path: Path, switches: dict[str, bool], said: str
 ) -> None:
-    config = Config.model_validate(
+    config = SureFitConfig.model_validate(
         {"model": {"name_or_path": "m"}, "data": {"train": "rows.jsonl"}, "lora": switches, "output_dir": "runs/r"}
     )  # fmt: skip
     run = RunDir(tmp_path)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from surefit import recipes
 from surefit.cli.app import app
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.train import step
 
 TOOLS = '[{"name": "ring", "description": "Call", "parameters": {"who": {"description": "Name", "type": "str"}}}]'
@@ -65,7 +65,7 @@ def _on_open(event: str, arguments: tuple[Any, ...]) -> None:
 def recording(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     """Count what happens between the start and the first optimizer step, which the dry pass does not count as."""
     counts = Counts()
-    get_recipe, validate, train_step = recipes.get_recipe, Config.model_validate, step.train_step
+    get_recipe, validate, train_step = recipes.get_recipe, SureFitConfig.model_validate, step.train_step
 
     def counting_recipe(name: str) -> Any:
         recipe = get_recipe(name)
@@ -77,7 +77,7 @@ def recording(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coun
 
         return replace(recipe, to_example=to_example)
 
-    def counting_validate(*arguments: Any, **options: Any) -> Config:
+    def counting_validate(*arguments: Any, **options: Any) -> SureFitConfig:
         counts.validations += not counts.stopped
         return validate(*arguments, **options)
 
@@ -86,7 +86,7 @@ def recording(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coun
         return train_step(*arguments, **options)
 
     monkeypatch.setattr(recipes, "get_recipe", counting_recipe)
-    monkeypatch.setattr(Config, "model_validate", counting_validate)
+    monkeypatch.setattr(SureFitConfig, "model_validate", counting_validate)
     monkeypatch.setattr("surefit.train.loop.train_step", first_step)
     if not _installed:
         sys.addaudithook(_on_open)

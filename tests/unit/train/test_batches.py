@@ -9,7 +9,7 @@ import pytest
 import tiny_run
 import torch
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.train.batches import MicroBatcher
 from surefit.train.step import train_step
 
@@ -17,7 +17,7 @@ ROWS = tiny_run.rows(32, seed=5)
 LENGTHS = np.array([len(ids) for ids, _ in ROWS])
 
 
-def config(packing: bool, size: int = 2, batch: int = 12) -> Config:
+def config(packing: bool, size: int = 2, batch: int = 12) -> SureFitConfig:
     made = tiny_run.config(
         Path("x"), Path("y"), packing=packing, global_batch_size=batch, per_device_train_batch_size=size
     )

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from surefit.config.oom_ladder import as_arguments, next_rung
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.facts.model import ModelFacts, model_facts
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.train.out_of_memory import OutOfMemory, explain_out_of_memory
 
 
-def config(**sections: Any) -> Config:
+def config(**sections: Any) -> SureFitConfig:
     train = {"global_batch_size": 12, "per_device_train_batch_size": 12, "gradient_checkpointing": False}
-    return Config.model_validate(
+    return SureFitConfig.model_validate(
         {
             "model": {"name_or_path": "any", "dtype": "bfloat16"} | sections.get("model", {}),
             "lora": sections.get("lora", {}),
@@ -28,7 +28,9 @@ def config(**sections: Any) -> Config:
     )
 
 
-def raised(error: Exception, settings: Config, model: ModelFacts | None = None, kind: str = "cuda") -> OutOfMemory:
+def raised(
+    error: Exception, settings: SureFitConfig, model: ModelFacts | None = None, kind: str = "cuda"
+) -> OutOfMemory:
     with pytest.raises(OutOfMemory) as caught, explain_out_of_memory("in step 3", settings, model, kind, longest=2048):
         raise error
     return caught.value
@@ -43,7 +45,7 @@ def test_the_ladder_from_top_to_bottom() -> None:
         for dotted, value in changes.items():
             section, key = dotted.split(".")
             tree[section][key] = value
-        settings = Config.model_validate(tree)
+        settings = SureFitConfig.model_validate(tree)
     assert rungs == [
         {"train.per_device_train_batch_size": 6},
         {"train.per_device_train_batch_size": 3},

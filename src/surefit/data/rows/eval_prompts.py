@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import DataError
 from surefit.core.sampling import evenly_spaced_indices
 from surefit.data.rows.sample_checks import example_text, load_tokenizer_file, strip_surrogates
@@ -31,7 +31,7 @@ def measure_eval_prompts(
     name: str,
     rows: int | None,
     examples: Sequence[Example] | None,
-    config: Config,
+    config: SureFitConfig,
     tokenizer: TokenizerFacts | None,
     *,
     counted: bool = False,

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.config.schema import Config, DataSection
+from surefit.config.schema import DataSection, SureFitConfig
 from surefit.core.errors import DataError
 from surefit.core.sampling import evenly_spaced_indices
 from surefit.data.rows.layouts import Examples, bad_rows_error, prompt_position, split_eval, with_place
@@ -111,7 +111,7 @@ def _one_prompt(examples: Sequence[Example]) -> bool:
     )
 
 
-def find_split_problems(config: Config, examples: Examples, total: int) -> Iterator[DataError]:
+def find_split_problems(config: SureFitConfig, examples: Examples, total: int) -> Iterator[DataError]:
     """Yield an error if the share `data.eval` holds out no row, or all of them: known once all rows are. If `ENOUGH`
     rows have one prompt, a rule reports it instead."""
     share = config.data.share
@@ -135,7 +135,7 @@ def find_missing_documents(section: DataSection, examples: Examples) -> Iterator
 
 
 def find_unknown_tokens(
-    config: Config, key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
+    config: SureFitConfig, key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
 ) -> Iterator[DataError]:
     """Yield an error if rows contain token ids that the tokenizer, as far as it is known, does not have.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import DataError
 from surefit.data.tokens.tokenize import count_token_lengths
 from surefit.task import Example
@@ -101,12 +101,12 @@ def _with_document(example: Example, document: str, other: str) -> Example:
     return replace(example, messages=tuple(messages), document=other)
 
 
-def prompt_limit(config: Config) -> int | None:
+def prompt_limit(config: SureFitConfig) -> int | None:
     """Return the most tokens of a prompt when it is answered; None where prompts are never cut."""
     return config.data.max_length - config.evaluate.max_new_tokens if config.data.cuts else None
 
 
-def build_prompt_cutter(config: Config, tokenizer: PreTrainedTokenizerBase) -> Callable[[Example], Example]:
+def build_prompt_cutter(config: SureFitConfig, tokenizer: PreTrainedTokenizerBase) -> Callable[[Example], Example]:
     """Return the function example → its prompt for generation: cut where training would cut it, leaving
     `evaluate.max_new_tokens` for the answer. Prompts without a document stay as they are.
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import DataError, SureFitError
 from surefit.data.audit.sample import EXAMPLES, DetectorTally
 from surefit.data.rows.layouts import SKIP_ROWS_HELP, Examples, bad_rows_error, refusal_reasons, with_place
@@ -63,7 +63,7 @@ class TemplateCheckResult:
 def check_template(
     examples: Examples,
     tokenizer: TokenizerFacts | None,
-    config: Config,
+    config: SureFitConfig,
     seconds: float = SECONDS,
     answers: bool = True,
 ) -> TemplateCheckResult:
@@ -150,7 +150,7 @@ class TimedTemplateCheck:
         seen: config key of a source → the observations on its rows.
     """
 
-    def __init__(self, tokenizer: TokenizerFacts | None, config: Config, sources: int) -> None:
+    def __init__(self, tokenizer: TokenizerFacts | None, config: SureFitConfig, sources: int) -> None:
         self.seen: dict[str, Mapping[str, Observation]] = {}
         self._tokenizer, self._config = tokenizer, config
         self._sources, self._seconds = sources, SECONDS

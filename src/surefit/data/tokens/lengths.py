@@ -27,7 +27,7 @@ from surefit.task import Example
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from surefit.config.schema import Config, DataSection
+    from surefit.config.schema import DataSection, SureFitConfig
     from surefit.data.read.load import Rows
     from surefit.task import TaskRecipe
 
@@ -63,7 +63,7 @@ class SampledLengths:
 
 
 def sample_lengths(
-    rows: Rows, recipe: TaskRecipe, config: Config, tokenizer: TokenizerFacts | None
+    rows: Rows, recipe: TaskRecipe, config: SureFitConfig, tokenizer: TokenizerFacts | None
 ) -> SampledLengths | None:
     """Tokenize some rows; None without a tokenizer, and if the rows cannot be converted, which `check` reports."""
     library = load_tokenizer_file(tokenizer.file) if tokenizer and tokenizer.file else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.data.rows.rendered_turns import Segments
 from surefit.data.tokens.turns import Rendering, build_template_refusal, plan_renderings, split_segments
 from surefit.facts.chat_template import TEMPLATE_DATE, bake_template_defaults
@@ -92,7 +92,7 @@ class LightTemplate:
             raise build_template_refusal(error) from None
 
 
-def light_template(tokenizer: TokenizerFacts | None, config: Config) -> LightTemplate | None:
+def light_template(tokenizer: TokenizerFacts | None, config: SureFitConfig) -> LightTemplate | None:
     """Return the chat template of a run; None if the tokenizer has none, or is not on this machine."""
     if tokenizer is None or not tokenizer.chat_template:
         return None

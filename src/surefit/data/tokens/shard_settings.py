@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError, DataError
 from surefit.core.units import truncate_text
 from surefit.data.tokens.cache import CODE_VERSION
@@ -25,7 +25,7 @@ PROGRAM = "SureFit's own format"
 """The key of the versions that no setting covers."""
 
 
-def build_shard_settings(config: Config, recipe: TaskRecipe) -> dict[str, Any]:
+def build_shard_settings(config: SureFitConfig, recipe: TaskRecipe) -> dict[str, Any]:
     """Return the settings on which a config's shards depend beside the rows and the tokenizer: config key → JSON
     value."""
     data = config.data
@@ -49,7 +49,7 @@ def fingerprint(settings: Mapping[str, Any], tokenizer: str) -> str:
     return hashlib.sha256(json.dumps([settings, tokenizer], sort_keys=True).encode()).hexdigest()
 
 
-def require_shard_settings(was: Mapping[str, Any], config: Config, recipe: TaskRecipe, directory: Path) -> None:
+def require_shard_settings(was: Mapping[str, Any], config: SureFitConfig, recipe: TaskRecipe, directory: Path) -> None:
     """Raise if shards were made with other settings.
 
     Raises:
@@ -87,7 +87,7 @@ def require_tokenizer(was: str, digest: str, directory: Path) -> None:
         )
 
 
-def open_prepared_data(config: Config, recipe: TaskRecipe) -> ShardManifest:
+def open_prepared_data(config: SureFitConfig, recipe: TaskRecipe) -> ShardManifest:
     """Open the manifest of `data.tokenized` and check that it is complete and was made with this config's settings.
 
     Raises:
@@ -111,7 +111,7 @@ def open_prepared_data(config: Config, recipe: TaskRecipe) -> ShardManifest:
     return manifest
 
 
-def refuse_limit(config: Config) -> None:
+def refuse_limit(config: SureFitConfig) -> None:
     """Raise if `data.limit` is set: the rows that it selects depend on the number of all rows.
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefit.config.schema import STACKED, Config, LoraSection
+from surefit.config.schema import STACKED, LoraSection, SureFitConfig
 from surefit.core.errors import SureFitError
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
@@ -206,7 +206,7 @@ def _is_vocabulary_matrix(name: str) -> bool:
 
 
 @rule("ADP005", "start-adapter-unfit", severity="error")
-def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Finding]:
+def start_adapter_unfit(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """The adapter to continue from does not exist, or does not match the config.
 
     ## What it does
@@ -342,7 +342,7 @@ def _never_adapted(model: ModelFacts, tensors: Iterable[str]) -> list[str]:
 
 
 @rule("ADP006", "dora-not-possible-there", severity="error", suppressible=False)
-def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Finding]:
+def dora_not_possible_there(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """DoRA is combined with a setting that does not support it.
 
     ## What it does
@@ -369,7 +369,7 @@ def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Fi
 
 
 @rule("ADP007", "experts-not-adapted", severity="warning")
-def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def experts_not_adapted(context: LintContext, config: SureFitConfig, model: ModelFacts) -> Iterator[Finding]:
     """LoRA with `all-linear` does not adapt the experts, which are not linear layers.
 
     ## What it does
@@ -420,7 +420,7 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
 
 
 @rule("ADP009", "experts-not-possible", severity="error", suppressible=False)
-def experts_not_possible(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def experts_not_possible(context: LintContext, config: SureFitConfig, model: ModelFacts) -> Iterator[Finding]:
     """`lora.experts` is set for a model without experts, or with a setting that PEFT cannot combine with it.
 
     ## What it does
@@ -461,7 +461,7 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
 
 
 @rule("ADP008", "closed-to-lora", severity="error", suppressible=False)
-def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def names_closed_to_lora(context: LintContext, config: SureFitConfig, model: ModelFacts) -> Iterator[Finding]:
     """A name in `target_modules` cannot get factors in this type of model.
 
     ## What it does
@@ -498,7 +498,7 @@ def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts
 
 
 @rule("ADP010", "fused-in-files", severity="error", suppressible=False)
-def fused_in_files(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def fused_in_files(context: LintContext, config: SureFitConfig, model: ModelFacts) -> Iterator[Finding]:
     """An adapter for this type of model could not be merged: its files store several layers' weights in one tensor.
 
     ## What it does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.units import plural
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.setup import Setup
@@ -12,7 +12,7 @@ from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
 
 
 @rule("BAT001", "micro-batch-does-not-divide", severity="error", suppressible=False)
-def micro_batch_does_not_divide(config: Config) -> Iterator[Finding]:
+def micro_batch_does_not_divide(config: SureFitConfig) -> Iterator[Finding]:
     """The micro batch does not divide the global batch.
 
     ## What it does
@@ -49,7 +49,7 @@ def micro_batch_does_not_divide(config: Config) -> Iterator[Finding]:
     "batch-larger-than-data",
     severity="warning",
 )
-def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
+def batch_larger_than_data(config: SureFitConfig, dataset: DatasetFacts) -> Iterator[Finding]:
     """One optimizer step needs more rows than the data has.
 
     ## What it does

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from surefit.config.inputs import overwritten_inputs
 from surefit.config.resolve import KERNEL_PACKAGES
-from surefit.config.schema import Config, LoraSection
+from surefit.config.schema import LoraSection, SureFitConfig
 from surefit.core.errors import DataError, MachineError, ModelError, did_you_mean
 from surefit.core.packaging import install_extra
 from surefit.core.rundir import RunDir
@@ -20,7 +20,7 @@ from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
 
 
 @rule("CFG001", "output-is-input", severity="error")
-def output_is_input(config: Config) -> Iterator[Finding]:
+def output_is_input(config: SureFitConfig) -> Iterator[Finding]:
     """The run would write into the directory of its data or its model.
 
     ## What it does
@@ -67,7 +67,7 @@ def _same_directory(one: str, other: str) -> bool:
 
 
 @rule("CFG002", "gate-without-condition", severity="warning")
-def gate_without_condition(config: Config) -> Iterator[Finding]:
+def gate_without_condition(config: SureFitConfig) -> Iterator[Finding]:
     """The gate has no condition, so it can never fail.
 
     ## What it does
@@ -95,7 +95,7 @@ def gate_without_condition(config: Config) -> Iterator[Finding]:
 
 
 @rule("CFG003", "lora-settings-without-lora", severity="warning")
-def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator[Finding]:
+def lora_settings_without_lora(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """LoRA settings are set although all weights are trained.
 
     ## What it does
@@ -153,7 +153,7 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
 
 
 @rule("CFG005", "suppression-without-effect", severity="warning", suppressible=False)
-def suppression_without_effect(config: Config) -> Iterator[Finding]:
+def suppression_without_effect(config: SureFitConfig) -> Iterator[Finding]:
     """`lint.ignore` names a rule that finds nothing, or one that cannot be ignored.
 
     ## What it does
@@ -179,7 +179,7 @@ def suppression_without_effect(config: Config) -> Iterator[Finding]:
 
 
 @rule("CFG006", "suppression-unknown", severity="error", suppressible=False)
-def suppression_unknown(config: Config) -> Iterator[Finding]:
+def suppression_unknown(config: SureFitConfig) -> Iterator[Finding]:
     """`lint.ignore` names a rule that does not exist.
 
     ## What it does
@@ -208,7 +208,7 @@ def suppression_unknown(config: Config) -> Iterator[Finding]:
 
 
 @rule("CFG007", "setting-without-effect", severity="warning")
-def setting_without_effect(context: LintContext, config: Config, setup: Setup) -> Iterator[Finding]:
+def setting_without_effect(context: LintContext, config: SureFitConfig, setup: Setup) -> Iterator[Finding]:
     """A setting has no effect, because another setting disables it.
 
     ## What it does
@@ -257,7 +257,7 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
 
 @rule("CFG008", "fused-kernels-not-there", severity="error")
 def fused_kernels_not_there(
-    config: Config, setup: Setup, hardware: HardwareFacts, stack: StackFacts
+    config: SureFitConfig, setup: Setup, hardware: HardwareFacts, stack: StackFacts
 ) -> Iterator[Finding]:
     """Fused kernels are enabled, but the GPU or the installed packages do not support them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import DataError, SureFitError, did_you_mean
 from surefit.core.units import plural
 from surefit.facts.dataset import DatasetFacts
@@ -54,7 +54,7 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     severity="error",
     suppressible=False,
 )
-def column_missing(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
+def column_missing(context: LintContext, config: SureFitConfig, dataset: DatasetFacts) -> Iterator[Finding]:
     """A column that the recipe reads is not in the data.
 
     ## What it does
@@ -84,7 +84,7 @@ def column_missing(context: LintContext, config: Config, dataset: DatasetFacts) 
         )
 
 
-def _missing_columns(context: LintContext, config: Config, dataset: DatasetFacts) -> list[str]:
+def _missing_columns(context: LintContext, config: SureFitConfig, dataset: DatasetFacts) -> list[str]:
     if not dataset.sample or config.data.format not in ("auto", "recipe"):
         return []
     return [name for name in context.columns if name not in dataset.columns]
@@ -105,7 +105,7 @@ def _row(problem: SureFitError) -> str:
     "null-targets",
     severity="error",
 )
-def null_targets(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
+def null_targets(context: LintContext, config: SureFitConfig, dataset: DatasetFacts) -> Iterator[Finding]:
     """Some rows have a null or empty answer.
 
     ## What it does
@@ -203,7 +203,7 @@ def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     "held-out-too-small",
     severity="warning",
 )
-def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding]:
+def held_out_too_small(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """There are too few evaluation rows.
 
     ## What it does
@@ -253,7 +253,7 @@ def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding
 
 
 @rule("DAT010", "one-prompt", severity="error")
-def one_prompt(context: LintContext, config: Config, examples: ExampleFacts) -> Iterator[Finding]:
+def one_prompt(context: LintContext, config: SureFitConfig, examples: ExampleFacts) -> Iterator[Finding]:
     """All rows have the same prompt, so no share can be held out.
 
     ## What it does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import MachineError
 from surefit.facts.attention import KERNEL_DTYPES
 from surefit.facts.environment import EnvironmentFacts
@@ -68,7 +68,7 @@ def offline_without_weights(
     "gpu-not-used",
     severity="warning",
 )
-def gpu_not_used(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
+def gpu_not_used(config: SureFitConfig, hardware: HardwareFacts) -> Iterator[Finding]:
     """This machine has a GPU, but the installed PyTorch cannot use it.
 
     ## What it does

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import did_you_mean
 from surefit.core.units import plural, truncate_text
 from surefit.facts.answering_time import checkpoints_against_training
@@ -67,7 +67,7 @@ def sampled_scores(setup: Setup) -> Iterator[Finding]:
 
 
 @rule("EVL002", "answers-longer-than-limit", severity="warning")
-def answers_longer_than_limit(config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
+def answers_longer_than_limit(config: SureFitConfig, dataset: DatasetFacts) -> Iterator[Finding]:
     """The gold answers are longer than `evaluate.max_new_tokens`.
 
     ## What it does
@@ -103,7 +103,7 @@ def answers_longer_than_limit(config: Config, dataset: DatasetFacts) -> Iterator
 
 
 @rule("EVL003", "scored-on-training-rows", severity="error")
-def scored_on_training_rows(config: Config) -> Iterator[Finding]:
+def scored_on_training_rows(config: SureFitConfig) -> Iterator[Finding]:
     """The held-out rows are among the training rows.
 
     ## What it does
@@ -155,7 +155,7 @@ def _hub_set(name: str, split: str) -> tuple[str, str]:
 
 
 @rule("EVL004", "gate-on-a-handful", severity="warning")
-def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]:
+def gate_on_a_handful(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """The gate has too few rows to decide on.
 
     ## What it does
@@ -198,7 +198,7 @@ def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]
 
 
 @rule("EVL005", "best-metric-never-measured", severity="error")
-def best_metric_never_measured(config: Config, setup: Setup) -> Iterator[Finding]:
+def best_metric_never_measured(config: SureFitConfig, setup: Setup) -> Iterator[Finding]:
     """The best checkpoint is chosen by a metric that is not measured during training.
 
     ## What it does
@@ -230,7 +230,9 @@ def best_metric_never_measured(config: Config, setup: Setup) -> Iterator[Finding
 
 
 @rule("EVL006", "more-answers-than-examples", severity="info")
-def more_answers_than_examples(config: Config, resolved: ResolvedConfig, dataset: DatasetFacts) -> Iterator[Finding]:
+def more_answers_than_examples(
+    config: SureFitConfig, resolved: ResolvedConfig, dataset: DatasetFacts
+) -> Iterator[Finding]:
     """With `evaluate.in_training`, the run generates more answers than it trains on examples.
 
     ## What it does
@@ -266,7 +268,7 @@ def more_answers_than_examples(config: Config, resolved: ResolvedConfig, dataset
 
 
 @rule("EVL007", "metric-unknown", severity="error", suppressible=False)
-def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
+def metric_unknown(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """The config names a metric that the recipe does not have.
 
     ## What it does
@@ -355,7 +357,7 @@ def scoring_outlasts_training(
 
 
 @rule("EVL009", "scored-set-without-answers", severity="error")
-def scored_set_without_answers(config: Config, scored: EvalPromptFacts) -> Iterator[Finding]:
+def scored_set_without_answers(config: SureFitConfig, scored: EvalPromptFacts) -> Iterator[Finding]:
     """Scores are requested for a set without gold answers.
 
     ## What it does
@@ -391,7 +393,7 @@ def scored_set_without_answers(config: Config, scored: EvalPromptFacts) -> Itera
 
 
 @rule("EVL010", "rows-not-scored", severity="info")
-def rows_not_scored(config: Config, scored: EvalPromptFacts) -> Iterator[Finding]:
+def rows_not_scored(config: SureFitConfig, scored: EvalPromptFacts) -> Iterator[Finding]:
     """Rows of the evaluation sets have no gold answer and are not scored.
 
     ## What it does
@@ -426,7 +428,7 @@ def rows_not_scored(config: Config, scored: EvalPromptFacts) -> Iterator[Finding
 
 
 @rule("EVL031", "nothing-held-out", severity="info")
-def no_held_out_rows(context: LintContext, config: Config) -> Iterator[Finding]:
+def no_held_out_rows(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """All rows are used for training, and none is held out.
 
     ## What it does
@@ -468,7 +470,7 @@ def no_held_out_rows(context: LintContext, config: Config) -> Iterator[Finding]:
 
 
 @rule("EVL032", "held-out-rows-needed", severity="error", suppressible=False)
-def held_out_rows_needed(context: LintContext, config: Config) -> Iterator[Finding]:
+def held_out_rows_needed(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """A setting needs held-out rows, but none are held out.
 
     ## What it does
@@ -499,7 +501,7 @@ def held_out_rows_needed(context: LintContext, config: Config) -> Iterator[Findi
         )
 
 
-def _needing_held_out_rows(config: Config) -> dict[str, str]:
+def _needing_held_out_rows(config: SureFitConfig) -> dict[str, str]:
     """Return the keys that are set and need held-out rows, each with a phrase that says what the rows are for."""
     settings: dict[str, tuple[object, str]] = {
         "checkpoint.metric_for_best_model": (
@@ -514,7 +516,7 @@ def _needing_held_out_rows(config: Config) -> dict[str, str]:
 
 
 @rule("EVL033", "gate-reference-unknown", severity="error")
-def gate_reference_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
+def gate_reference_unknown(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """The gate refers to a model or a run that does not exist.
 
     ## What it does
@@ -554,7 +556,7 @@ LOOSE_MARGIN = 0.5
 
 
 @rule("EVL034", "gate-decides-nothing", severity="warning")
-def gate_decides_nothing(config: Config) -> Iterator[Finding]:
+def gate_decides_nothing(config: SureFitConfig) -> Iterator[Finding]:
     """The gate accepts nearly every model.
 
     ## What it does

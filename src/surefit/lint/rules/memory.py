@@ -8,7 +8,7 @@ from dataclasses import replace
 from surefit.config.capabilities import BITSANDBYTES
 from surefit.config.oom_ladder import as_arguments, lowest_rung
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_processes, parallel_candidates, with_parallel_settings
 from surefit.core.units import bytes_text
 from surefit.facts.eval_prompts import EvalPromptFacts
@@ -286,7 +286,7 @@ def scoring_may_not_fit(
 
 
 def _too_large_to_answer(
-    config: Config,
+    config: SureFitConfig,
     model: ModelFacts,
     hardware: HardwareFacts,
     longest: int,

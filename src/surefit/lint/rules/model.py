@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ModelError, did_you_mean
 from surefit.facts.all_linear import closed_to_lora, ends_with
 from surefit.facts.environment import EnvironmentFacts
@@ -79,7 +79,9 @@ def no_weights(model: ModelFacts) -> Iterator[Finding]:
 
 
 @rule("MOD013", "model-type-unknown", severity="error")
-def model_type_unknown(context: LintContext, config: Config, model: ModelFacts, stack: StackFacts) -> Iterator[Finding]:
+def model_type_unknown(
+    context: LintContext, config: SureFitConfig, model: ModelFacts, stack: StackFacts
+) -> Iterator[Finding]:
     """The installed transformers does not know this type of model.
 
     ## What it does
@@ -149,7 +151,7 @@ def pickled_weights(model: ModelFacts) -> Iterator[Finding]:
 
 
 @rule("MOD004", "trust-remote-code", severity="warning")
-def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]:
+def trust_remote_code(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """Python code from the model repository will run on this machine.
 
     ## What it does
@@ -221,7 +223,7 @@ def gated_without_token(model: ModelFacts, hardware: HardwareFacts, environment:
     "no-chat-template",
     severity="error",
 )
-def no_chat_template(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def no_chat_template(context: LintContext, config: SureFitConfig, model: ModelFacts) -> Iterator[Finding]:
     """The rows are conversations, but the model has no chat template.
 
     ## What it does
@@ -252,7 +254,7 @@ def no_chat_template(context: LintContext, config: Config, model: ModelFacts) ->
         )
 
 
-def makes_conversations(context: LintContext, config: Config) -> bool:
+def makes_conversations(context: LintContext, config: SureFitConfig) -> bool:
     """Return whether the rows are rendered with a chat template."""
     if context.is_foreign and context.setup is not None:
         # Other tools have their own prompt formats for rows of instructions, and their own chat templates.
@@ -534,7 +536,7 @@ def weights_do_not_match_config(model: ModelFacts) -> Iterator[Finding]:
 
 
 @rule("MOD012", "base-stored-quantized", severity="error", suppressible=False)
-def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> Iterator[Finding]:
+def base_stored_quantised(config: SureFitConfig, model: ModelFacts, setup: Setup) -> Iterator[Finding]:
     """The base model's files are already quantized.
 
     ## What it does
@@ -571,7 +573,7 @@ def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> It
     "adapter-on-tied-head",
     severity="error",
 )
-def adapter_on_tied_head(config: Config, model: ModelFacts) -> Iterator[Finding]:
+def adapter_on_tied_head(config: SureFitConfig, model: ModelFacts) -> Iterator[Finding]:
     """LoRA targets an output head that shares its weights with the embedding.
 
     ## What it does
@@ -602,7 +604,7 @@ def adapter_on_tied_head(config: Config, model: ModelFacts) -> Iterator[Finding]
 
 
 @rule("MOD014", "new-tokens-not-possible", severity="error", suppressible=False)
-def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Finding]:
+def new_tokens_not_possible(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """A token in `model.add_tokens` is not new, or cannot be trained together with another setting.
 
     ## What it does

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from surefit.config.modes import MODES
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_data_ranks
 from surefit.facts.model import ModelFacts
 from surefit.facts.module_names import LAYER_CLASSES, layers_of
@@ -300,7 +300,7 @@ def unused_parameters_with_checkpointing(setup: Setup) -> Iterator[Finding]:
 
 
 @rule("PAR009", "quantized-weights-in-shards", severity="error", suppressible=False)
-def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterator[Finding]:
+def quantised_weights_in_shards(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """Quantized weights cannot be sharded, because their scales are stored separately.
 
     ## What it does
@@ -325,7 +325,7 @@ def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterato
 
 
 @rule("PAR010", "processes-without-micro-batches", severity="warning")
-def processes_without_micro_batches(config: Config) -> Iterator[Finding]:
+def processes_without_micro_batches(config: SureFitConfig) -> Iterator[Finding]:
     """The micro batches of a step cannot be divided evenly among the processes.
 
     ## What it does
@@ -363,7 +363,7 @@ def processes_without_micro_batches(config: Config) -> Iterator[Finding]:
 
 
 @rule("PAR011", "scores-in-training-of-a-shared-model", severity="error", suppressible=False)
-def scores_in_training_of_a_shared_model(context: LintContext, config: Config) -> Iterator[Finding]:
+def scores_in_training_of_a_shared_model(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """`evaluate.in_training` generates in one process, which cannot run the model alone in this mode.
 
     ## What it does
@@ -387,7 +387,7 @@ def scores_in_training_of_a_shared_model(context: LintContext, config: Config) -
 
 
 @rule("PAR012", "mode-excludes-setting", severity="error", suppressible=False)
-def mode_excludes_setting(context: LintContext, config: Config) -> Iterator[Finding]:
+def mode_excludes_setting(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
     """The parallel mode cannot be combined with another setting.
 
     ## What it does
@@ -412,7 +412,7 @@ def mode_excludes_setting(context: LintContext, config: Config) -> Iterator[Find
 
 
 @rule("PAR013", "model-not-shareable", severity="error", suppressible=False)
-def model_not_shareable(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
+def model_not_shareable(context: LintContext, config: SureFitConfig, model: ModelFacts) -> Iterator[Finding]:
     """This model cannot be divided among this number of processes in this parallel mode.
 
     ## What it does

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.facts.all_linear import CONV1D
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
@@ -24,7 +24,7 @@ TYPICAL_WEIGHT = 0.02
     "bf16-is-emulated",
     severity="warning",
 )
-def bf16_is_emulated(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
+def bf16_is_emulated(config: SureFitConfig, hardware: HardwareFacts) -> Iterator[Finding]:
     """bfloat16 is set on a GPU that only emulates it.
 
     ## What it does
@@ -266,7 +266,7 @@ def float16_weights_under_scaling(setup: Setup) -> Iterator[Finding]:
 
 
 @rule("PRC008", "float16-beside-bfloat16", severity="warning")
-def float16_beside_bfloat16(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
+def float16_beside_bfloat16(config: SureFitConfig, hardware: HardwareFacts) -> Iterator[Finding]:
     """float16 is set on a CPU, or on a GPU on which bfloat16 is as fast.
 
     ## What it does
@@ -299,7 +299,7 @@ def float16_beside_bfloat16(config: Config, hardware: HardwareFacts) -> Iterator
 
 
 @rule("PRC009", "fp8-without-fp8-arithmetic", severity="info")
-def fp8_without_fp8_arithmetic(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
+def fp8_without_fp8_arithmetic(config: SureFitConfig, hardware: HardwareFacts) -> Iterator[Finding]:
     """The base is stored in FP8, but the device has no FP8 arithmetic.
 
     ## What it does
@@ -331,7 +331,7 @@ def fp8_without_fp8_arithmetic(config: Config, hardware: HardwareFacts) -> Itera
 
 
 @rule("PRC010", "nothing-to-quantize", severity="error")
-def nothing_to_quantise(config: Config, model: ModelFacts) -> Iterator[Finding]:
+def nothing_to_quantise(config: SureFitConfig, model: ModelFacts) -> Iterator[Finding]:
     """The base has no linear layers to quantize.
 
     ## What it does

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.units import plural
 from surefit.facts.audit import AuditFacts
 from surefit.facts.chat_template import bake_template_defaults
@@ -20,7 +20,7 @@ SWITCHES = ("enable_thinking", "thinking")
 """Names of the template variables that switch reasoning on or off."""
 
 
-def _reads(config: Config, tokenizer: TokenizerFacts) -> TemplateReasoning | None:
+def _reads(config: SureFitConfig, tokenizer: TokenizerFacts) -> TemplateReasoning | None:
     """Return how the template treats reasoning with the switches of the run; None without a template."""
     if not tokenizer.chat_template:
         return None
@@ -83,7 +83,7 @@ def reasoning_left_out(context: LintContext, audit: AuditFacts) -> Iterator[Find
 
 @rule("TPL010", "learns-not-to-think", severity="warning")
 def learns_not_to_think(
-    context: LintContext, config: Config, examples: ExampleFacts, tokenizer: TokenizerFacts
+    context: LintContext, config: SureFitConfig, examples: ExampleFacts, tokenizer: TokenizerFacts
 ) -> Iterator[Finding]:
     """The answers have no reasoning, so the model learns to write empty reasoning.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.config.resolve import ResolvedConfig, count_due_steps, warmup_steps
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.units import count_text
 from surefit.facts.families import size_in_name
 from surefit.facts.model import ModelFacts
@@ -326,7 +326,7 @@ def two_warmups(setup: Setup) -> Iterator[Finding]:
 
 
 @rule("SCH009", "patience-never-runs-out", severity="warning")
-def patience_never_runs_out(config: Config, resolved: ResolvedConfig, setup: Setup) -> Iterator[Finding]:
+def patience_never_runs_out(config: SureFitConfig, resolved: ResolvedConfig, setup: Setup) -> Iterator[Finding]:
     """The run has too few measurements for early stopping to take effect.
 
     ## What it does
@@ -373,7 +373,7 @@ def patience_never_runs_out(config: Config, resolved: ResolvedConfig, setup: Set
 
 
 @rule("SCH010", "no-stable-phase", severity="warning")
-def no_stable_phase(config: Config, resolved: ResolvedConfig) -> Iterator[Finding]:
+def no_stable_phase(config: SureFitConfig, resolved: ResolvedConfig) -> Iterator[Finding]:
     """With warmup_stable_decay, warmup and decay leave no stable phase.
 
     ## What it does

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.config.resolve import iter_config_values
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.env import redact
 from surefit.core.units import truncate_text
 from surefit.lint.rule import Finding, rule
 
 
 @rule("SEC001", "secret-in-config", severity="error")
-def secret_in_config(config: Config) -> Iterator[Finding]:
+def secret_in_config(config: SureFitConfig) -> Iterator[Finding]:
     """A value in the config looks like an access key.
 
     ## What it does

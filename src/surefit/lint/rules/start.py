@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text
 from surefit.facts.low_bits import METHODS
@@ -19,7 +19,7 @@ NAME = "model.name_or_path"
 
 
 @rule("MOD015", "stored-form-not-read", severity="error", suppressible=False)
-def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Iterator[Finding]:
+def stored_form_not_read(config: SureFitConfig, model: ModelFacts, setup: Setup) -> Iterator[Finding]:
     """The base model's weights are stored in a format that SureFit does not read.
 
     ## What it does
@@ -58,7 +58,7 @@ def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Ite
 
 
 @rule("MOD016", "base-dequantized-first", severity="info")
-def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Finding]:
+def base_dequantised_first(config: SureFitConfig, model: ModelFacts) -> Iterator[Finding]:
     """The base model is stored in FP8 or MXFP4, and is dequantized before loading.
 
     ## What it does
@@ -93,7 +93,7 @@ def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Findin
 
 
 @rule("MOD017", "start-adapter-of-another-base", severity="warning")
-def start_adapter_of_another_base(config: Config) -> Iterator[Finding]:
+def start_adapter_of_another_base(config: SureFitConfig) -> Iterator[Finding]:
     """The adapter to continue from was trained on a different base model.
 
     ## What it does

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.core.errors import did_you_mean
 from surefit.core.units import truncate_text
 from surefit.facts.audit import AuditFacts
@@ -290,7 +290,9 @@ def vocabulary_larger_than_embedding(
 
 
 @rule("TPL007", "no-such-template-switch", severity="error")
-def no_such_template_switch(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+def no_such_template_switch(
+    context: LintContext, config: SureFitConfig, tokenizer: TokenizerFacts
+) -> Iterator[Finding]:
     """A `chat_template_kwargs` entry is set that the chat template does not use.
 
     ## What it does
@@ -330,7 +332,7 @@ def no_such_template_switch(context: LintContext, config: Config, tokenizer: Tok
 
 
 @rule("TPL011", "template-refuses", severity="error")
-def template_refuses(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+def template_refuses(context: LintContext, config: SureFitConfig, tokenizer: TokenizerFacts) -> Iterator[Finding]:
     """The chat template raises an error for a simple conversation.
 
     ## What it does
@@ -373,7 +375,7 @@ def template_refuses(context: LintContext, config: Config, tokenizer: TokenizerF
 
 
 @rule("TPL008", "asked-in-another-way-than-trained", severity="warning")
-def asked_in_another_way(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
+def asked_in_another_way(context: LintContext, config: SureFitConfig, tokenizer: TokenizerFacts) -> Iterator[Finding]:
     """Evaluation prompts are rendered differently from training prompts.
 
     ## What it does
@@ -421,7 +423,7 @@ def asked_in_another_way(context: LintContext, config: Config, tokenizer: Tokeni
 
 @rule("TPL012", "two-chat-templates", severity="warning")
 def two_chat_templates(
-    context: LintContext, config: Config, model: ModelFacts, tokenizer: TokenizerFacts
+    context: LintContext, config: SureFitConfig, model: ModelFacts, tokenizer: TokenizerFacts
 ) -> Iterator[Finding]:
     """The model has a chat template that differs from the one used in training.
 

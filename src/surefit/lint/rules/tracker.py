@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.schema import Config
+from surefit.config.schema import SureFitConfig
 from surefit.config.trackers import TRACKERS
 from surefit.core.packaging import install_extra
 from surefit.facts.environment import EnvironmentFacts
@@ -121,7 +121,7 @@ def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts)
 
 
 @rule("TRK007", "address-variable-missing", severity="warning")
-def address_variable_missing(config: Config, environment: EnvironmentFacts) -> Iterator[Finding]:
+def address_variable_missing(config: SureFitConfig, environment: EnvironmentFacts) -> Iterator[Finding]:
     """A tracker's address comes from an environment variable that is not set.
 
     ## What it does
