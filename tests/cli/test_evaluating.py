@@ -63,11 +63,11 @@ def test_gains_are_said_in_words(scored: Any, capsys: pytest.CaptureFixture[str]
     say_scores(Output(), summary, run)
     said = [line for line in capsys.readouterr().out.splitlines() if "; rows: " in line]
     assert sorted(" ".join(line.split(":")[0].split()) for line in said) == [
-        "base+grammar cannot be told from base",
-        "merged cannot be told from base",
-        "merged cannot be told from baseline",
-        "merged+grammar cannot be told from base+grammar",
-        "merged+grammar cannot be told from merged",
+        "base+grammar does not differ significantly from base",
+        "merged does not differ significantly from base",
+        "merged does not differ significantly from baseline",
+        "merged+grammar does not differ significantly from base+grammar",
+        "merged+grammar does not differ significantly from merged",
     ]
     assert any(line.endswith("rows: 3 won, 1 lost, 0 tied") for line in said), said
 

@@ -3,7 +3,7 @@
 Not torchrun itself, because a run that is asked to stop saves before it exits, with its own exit code: here a stop
 signal is forwarded to every process, and all are waited for, while torchrun would kill all of them once the first has
 exited. If a process fails, the others notice (their connections close); those that do not are killed. The verb decides
-whether they are then restarted (cli/launching.py).
+whether they are then restarted (cli/processes.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command-line stages that the pages use. `cli/serving.py` passes them in, so that the pages and the command line
+"""The command-line stages that the pages use. `cli/ui.py` passes them in, so that the pages and the command line
 cannot decide differently."""
 
 from __future__ import annotations
