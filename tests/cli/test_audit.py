@@ -38,7 +38,7 @@ def test_a_leak_is_an_error_and_the_passport_is_in_the_run_directory(surefit: Su
     assert (finding["code"], finding["severity"]) == ("AUD001", "error")
     assert finding["path"].endswith("leaky.yaml")
     assert finding["line"] == 3
-    assert finding["message"].startswith("10 of 20 scored rows (50.0%) have their prompt in the training rows")
+    assert finding["message"].startswith("10 of 20 evaluation rows (50.0%) have their prompt in the training rows")
     assert passport["scored"]["data.eval"]["leak_exact"] == 10
     assert passport["lengths"]["whole"]["total"] > 1000
     assert passport["unit"] == "tokens"

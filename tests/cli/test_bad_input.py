@@ -139,7 +139,7 @@ def test_not_a_run(surefit: Surefit, config: Path, tmp_path: Path) -> None:
         assert "surefit train" in answer.text
     assert surefit("report", tmp_path).code == 2
     unmade = surefit("report", config)
-    assert (unmade.code, "no run is here" in unmade.text, Path("runs").exists()) == (2, True, False)
+    assert (unmade.code, "error[E" in unmade.text, Path("runs").exists()) == (2, True, False)
     assert surefit("predict", config).code == 2
     for variant, needle in (("adaptor", "has no variant 'adaptor'"), ("adapter", "there is no adapter/")):
         answer = surefit("predict", config, "-p", "hello", "--variant", variant)

@@ -51,7 +51,11 @@ def edit(file: Path, **changes: Any) -> None:
         (without_weights, ("MOD002", "has a config.json but no weights", "hf download NAME --local-dir")),
         (
             of_next_year,
-            ("MOD013", "does not know the model type 'llama9'", "was written by transformers 9.1.0, which knows it"),
+            (
+                "MOD013",
+                "does not know the model type 'llama9'",
+                "install transformers 9.1.0, which wrote its config.json",
+            ),
         ),
         (of_no_release, ("MOD013", "correct model_type in config.json, or install a newer transformers")),
         (larger_vocabulary, ("TPL006", "the plain vocabulary (id 70,000)", "use a reserved token instead")),

@@ -278,9 +278,9 @@ def test_fix_does_not_touch_the_record_of_a_run(surefit: Surefit, config: Path) 
 @pytest.mark.parametrize(
     ("installed", "said"),
     [
-        ({}, "fused kernels need liger-kernel>=0.8.5,<0.9, and it is not installed"),
-        ({"liger-kernel": "0.7.0"}, "fused kernels need liger-kernel>=0.8.5,<0.9, and liger-kernel 0.7.0 is installed"),
-        ({"liger-kernel": "0.8.7", "triton": "3.2.0"}, "fused kernels need triton>=3.6, and triton 3.2.0 is installed"),
+        ({}, "fused kernels need liger-kernel>=0.8.5,<0.9, but it is not installed"),
+        ({"liger-kernel": "0.7.0"}, "fused kernels need liger-kernel>=0.8.5,<0.9, but liger-kernel 0.7.0 is installed"),
+        ({"liger-kernel": "0.8.7", "triton": "3.2.0"}, "fused kernels need triton>=3.6, but triton 3.2.0 is installed"),
         ({"liger-kernel": "0.8.7", "triton": "3.6.0"}, None),
         ({"liger-kernel": "0.8.7"}, None),  # a nightly torch brings Triton under another name
     ],

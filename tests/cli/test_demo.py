@@ -83,7 +83,7 @@ def test_the_leaderboards_short_requests_are_asked_and_judged_by_its_checker(tmp
             append_jsonl(run.eval / f"leaderboard/{variant}.predictions.jsonl", {"index": index, "text": text})
     found = score_leaderboard(tmp_path, rows, run)
     assert (found["base"], found["tuned"], found["gain"], found["n"]) == (0.2, 0.2, 0.0, 5)
-    with pytest.raises(DataError, match="is not there"):
+    with pytest.raises(DataError, match="does not exist"):
         write_leaderboard(tmp_path / "nowhere", rows)
 
 

@@ -99,7 +99,7 @@ def test_the_checkpoints_as_a_table_and_in_words(tmp_path: Path, capsys: pytest.
     assert lines[0] == "eval: 40 rows, exact_match with 95 % intervals"
     assert lines[2] == "step-10 (deleted) 0.100 [0.000, 0.500] 1,200 10 +10.0 [+2.0, +18.0]"
     assert lines[3] == "step-20 0.200 [0.000, 0.500] 1,200 20 best"
-    assert lines[4] == "step-20 is the best of 2, by more than chance (1 comparison, intervals of 95 %)"
+    assert lines[4] == "step-20 is the best of 2, by a significant margin (1 comparison, intervals of 95 %)"
     assert "passed over: step-5: gone" in said.err
 
 

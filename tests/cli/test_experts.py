@@ -42,7 +42,7 @@ def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit
     for asked in ("true", "false"):  # what was trained with routers goes on with them
         config = typed(tmp_path, asked)
         config.write_text(config.read_text().replace("experts:", "start_from: out/adapter, experts:"))
-        said = f"was trained with experts with_router, and lora.experts is {asked}"
+        said = f"was trained with experts with_router, but lora.experts is {asked}"
         assert said in " ".join(surefit("check", config).text.split())
     section = LoraSection(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"])
     fresh = add_adapter(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), section)
@@ -53,9 +53,9 @@ def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("afmoe", "base has no routers that can have factors"),
-        ("jetmoe", "base has no experts that can have factors"),  # a layout that PEFT cannot reach
-        ("qwen3", "base has no experts that can have factors"),
+        ("afmoe", "base has no routers that can get factors"),
+        ("jetmoe", "base has no experts that can get factors"),  # a layout that PEFT cannot reach
+        ("qwen3", "base has no experts that can get factors"),
     ],
 )
 def test_what_peft_cannot_reach_is_refused(kind: str, said: str, surefit: Surefit, tmp_path: Path) -> None:

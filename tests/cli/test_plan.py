@@ -128,18 +128,18 @@ def test_plan_against_a_run_that_was_trained(surefit: Surefit, config: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--gpu", "h1000"], "no GPU named 'h1000' is known"),
+        (["--gpu", "h1000"], "there is no GPU named 'h1000'"),
         (["--set", "train.global_batch_size=0"], "global_batch_size"),
         (["--set", "train.per_device_train_batch_size=0"], "per_device_train_batch_size"),
         (["--set", "lora.r=10000"], "rank 10,000 exceeds the hidden size of surefit/nano"),
-        (["--compare", "t4,none"], "no GPU named 'none' is known"),
+        (["--compare", "t4,none"], "there is no GPU named 'none'"),
         (["--compare", ","], "no GPU is named"),
         (["--compare", "t4", "--price", "tee4=1"], "no GPU named 'tee4' is known"),
         (["--compare", "t4", "--price", "t4=-1"], "is not NAME=PRICE"),
         (["--compare", "t4", "--price", "t4=cheap"], "is not NAME=PRICE"),
         (["--solve", "max_lenght"], "did you mean"),
         (["--solve", "rank", "--against", "runs/one"], "cannot be combined"),
-        (["--against", "runs/none"], "no step was trained"),
+        (["--against", "runs/none"], "no training steps"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -96,7 +96,7 @@ def test_one_model_answers(surefit: Surefit, config: Path) -> None:
     assert "one model answers, not base and merged" in " ".join(both.text.split())
     missing = surefit("predict", config, "-p", "Hi", "--adapter")
     assert missing.code == 2
-    assert "there is no adapter/ in this run yet" in missing.text
+    assert "this run has no adapter/ yet" in missing.text
 
 
 def test_one_prompt_under_the_grammar(surefit: Surefit, config: Path, tmp_path: Path) -> None:

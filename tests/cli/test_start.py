@@ -80,7 +80,7 @@ def own_code(base: Path) -> None:
         (file_missing, ("MOD001", "model-00002-of-00004.safetensors")),
         (tensor_elsewhere, ("MOD001", "is not in model-00003-of-00004.safetensors, contrary to the index")),
         (pickles_alone, ("MOD003", "has only pickled weights")),
-        (adapter_alone, ("MOD001", "a LoRA adapter, not a base model", "lora.start_from", "merge it first")),
+        (adapter_alone, ("MOD001", "a LoRA adapter, not a base model", "lora.start_from", "merge this one first")),
         (adapter_beside, ("MOD001", "the model directory also contains an adapter")),
         (deepseek_v4, ("MOD015", "as DeepSeek-V4 is published", "use a bfloat16 copy of it")),
         (hqq, ("MOD015", "has quantized files (hqq), which SureFit does not read")),

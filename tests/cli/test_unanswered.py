@@ -76,7 +76,7 @@ def test_rows_that_end_with_a_bare_call_are_left_out_of_the_scores(
     scores = json.loads((tmp_path / "run/eval/summary.json").read_text())["sets"]["eval"]
     assert (scores["n"], scores["unanswered"]) == (2, 2)
     assert surefit("report", "run").code == 0
-    assert "2 more of its rows have no answer to compare with" in (tmp_path / "run/report.html").read_text()
+    assert "2 more of its rows have no gold answer" in (tmp_path / "run/report.html").read_text()
 
 
 def test_a_second_set_without_answers_is_refused(surefit: Surefit, config: Path, tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def test_r1_a_weight_that_is_none_is_an_error(tmp_path, weight):
     (adapter / "adapter_config.json").write_text(json.dumps(settings))
     found = surefit("merge", adapter, "--with", f"{adapter}:{weight}", "--output", tmp_path / "out")
     assert found.code == 2
-    assert f"{weight!r} is no weight" in found.stderr
+    assert f"{weight!r} is not a weight" in found.stderr
 
 
 P = "base_model.model."

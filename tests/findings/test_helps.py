@@ -78,7 +78,7 @@ def test_what_to_do_after_a_failed_system_call(number: int, code: int) -> None:
     out: Any = type("Out", (), {"error": staticmethod(said.append)})
     assert exits._failed_system_call(out, OSError(number, os.strerror(number), "x")) == code
     assert said[0].code == "E1201"
-    assert said[0].help.split()[0] in ("free", "name", "shorten", "check")
+    assert said[0].help.split()[0] in ("free", "name", "shorten", "check", "choose")
 
 
 def test_one_step_is_one_step() -> None:

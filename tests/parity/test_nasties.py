@@ -169,7 +169,7 @@ def test_billml_row_is_named_for_its_long_summary_and_its_python_lists(codes: An
     row |= {"text": full["text"], "summary": full["summary"]}
     assert "a summary of 387 characters of a text of 338" in codes([row])["AUD025"]
     python = {"prompt": "Which sections?", "completion": str(row["sections"])}
-    assert "Python values" in codes([python])["AUD026"]
+    assert "Python literals" in codes([python])["AUD026"]
 
 
 def test_billml_109hconres353ih_boilerplate_in_the_summary(codes: Any) -> None:
@@ -190,7 +190,7 @@ def test_cuad_cells_hold_python_lists(codes: Any) -> None:
     assert cell in line
     table = io.StringIO()
     csv.writer(table).writerows([["prompt", "completion"], ["When?", cell]])
-    assert "Python values" in codes(table.getvalue(), "clauses.csv")["AUD026"]
+    assert "Python literals" in codes(table.getvalue(), "clauses.csv")["AUD026"]
 
 
 def test_minilongbench_gold_is_a_list_of_one_text(codes: Any) -> None:
@@ -257,7 +257,7 @@ def test_mbpp_named_for_its_line_ends_harmless_otherwise_as_no_code_is_run_here(
     codes: Any, tmp_path: Path, number: int, source: str
 ) -> None:
     text = raw("math_code", number, source)
-    assert "Windows line ends" in codes([json.loads(text)])["AUD023"]
+    assert "Windows line endings" in codes([json.loads(text)])["AUD023"]
     assert list(load_rows(str(tmp_path / "rows.jsonl"))) == [json.loads(text)]
 
 

@@ -208,7 +208,7 @@ def test_auto_shares_what_does_not_fit_and_says_why(tmp_path: Path) -> None:
     assert "a whole model on each device" in str(fits.provenance["parallel.mode"])
     large = auto(tmp_path, "t4", LLAMA_8B, 8)
     assert large.config.parallel.mode == "fsdp"
-    assert "a whole model on each device would take" in str(large.provenance["parallel.mode"])
+    assert "a whole model on each device would need" in str(large.provenance["parallel.mode"])
     long = auto(tmp_path, "l40s", "Qwen/Qwen3-4B", 8, max_length=262_144)
     assert (long.config.parallel.mode, long.config.parallel.cp > 1) == ("cp", True)
     assert "a share of each example's tokens: up to" in str(long.provenance["parallel.mode"])

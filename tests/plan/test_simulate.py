@@ -149,7 +149,7 @@ def test_a_model_that_cannot_be_simulated_is_named(place: Callable[..., Any]) ->
     where, facts = place()
     for changed, message in (
         (replace(facts, custom_code=True), "its own Python code"),
-        (replace(facts, quantization="gptq"), "quantised"),
+        (replace(facts, quantization="gptq"), "quantized"),
     ):
         with pytest.raises(ModelError, match=message):
             build_step_config(where.resolved, changed, where.hardware)

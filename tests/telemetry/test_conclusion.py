@@ -179,7 +179,7 @@ def test_a_run_of_the_command_line_ends_where_it_was_trained(
     for verb in ("merge", "evaluate", "report"):
         answer = call(verb, run.path)
         assert answer.code == 0, answer.text
-        assert "did not reach" not in " ".join(answer.text.split())
+        assert "could not be sent" not in " ".join(answer.text.split())
     found = Logged(server, run)
     assert found.id == trained.id
     scored = read_json(run.eval_summary)["sets"]["eval"]["variants"]["merged"]["exact_match"]
@@ -206,12 +206,12 @@ def test_a_server_that_dies_leaves_the_exit_code_and_one_line(surefit: object, c
         server.kill()
     answer = call("evaluate", "runs/one")
     assert answer.code == 0, answer.text
-    assert " ".join(answer.text.split()).count("did not reach MLflow") == 1
+    assert " ".join(answer.text.split()).count("could not be sent to MLflow") == 1
     assert "surefit report runs/one" in " ".join(answer.text.split())
     server.start()
     try:
         answer = call("report", "runs/one")
-        assert "did not reach" not in " ".join(answer.text.split())
+        assert "could not be sent" not in " ".join(answer.text.split())
         assert Logged(server, RunDir(Path("runs/one"))).points("eval/base/exact_match")
     finally:
         server.kill()

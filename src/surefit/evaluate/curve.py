@@ -102,9 +102,9 @@ def _marks(points: Sequence[Mapping[str, Any]], best: str, found: Mapping[str, A
 def describe_best_checkpoint(best: Mapping[str, Any]) -> str:
     """Describe which checkpoint is best, and whether its lead is significant.
 
-    >>> over = [{"variant": "step-10", "more_than_chance": True}, {"variant": "step-30", "more_than_chance": False}] >>>
-    describe_best_checkpoint({"variant": "step-20", "confidence": 0.975, "over": over}) 'step-20 has the best score of
-    3, but no clear lead over step-30 (2 comparisons, intervals of 97.5 %)'
+    >>> over = [{"variant": "step-10", "more_than_chance": True}, {"variant": "step-30", "more_than_chance": False}]
+    >>> describe_best_checkpoint({"variant": "step-20", "confidence": 0.975, "over": over})
+    'step-20 has the best score of 3, but no clear lead over step-30 (2 comparisons, intervals of 97.5 %)'
     """
     over = best["over"]
     if not over:

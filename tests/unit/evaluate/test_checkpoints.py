@@ -253,7 +253,7 @@ def test_one_checkpoint_by_its_name_beside_the_base(three):
 def test_a_checkpoint_that_is_not_there_or_damaged_is_refused(three):
     with pytest.raises(ConfigError) as missing:
         score_variants(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["step-25"])
-    assert "there is no checkpoint step-25" in missing.value.message
+    assert "no checkpoint step-25" in missing.value.message
     assert missing.value.help.startswith("there are step-10, step-20, step-30")
     file = next((three.run.checkpoints / "step-20").glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])

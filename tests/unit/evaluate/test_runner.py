@@ -293,7 +293,7 @@ def test_unknown_variants(letters, wanted):
 
 def test_a_variant_that_is_not_there_yet(letters):
     letters.run.merged.rename(letters.run.path / "elsewhere")
-    with pytest.raises(ConfigError, match="no merged/ in this run yet") as caught:
+    with pytest.raises(ConfigError, match="this run has no merged/ yet") as caught:
         scored(letters)
     assert caught.value.help == "`surefit merge` writes it; without it: --variant base --variant adapter"
 
@@ -309,7 +309,7 @@ def test_a_merged_model_without_its_certificate_is_not_scored(letters, how):
         write_json(letters.run.certificate, {**read_json(letters.run.certificate), "passed": False})
     else:
         letters.run.certificate.unlink()
-    with pytest.raises(GateError, match="not the model that its certificate was given for"):
+    with pytest.raises(GateError, match="merged/ has changed since its certificate was written"):
         scored(letters)
 
 

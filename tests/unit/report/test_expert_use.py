@@ -51,7 +51,7 @@ def test_dead_experts_are_those_of_all_the_last_steps() -> None:
 def test_the_page_draws_a_square_for_each_layer_and_stretch(tmp_path: Path) -> None:
     run: RunDir = write_run(tmp_path, steps=8)
     before = build_report(run).read_text()
-    assert "Use of the experts" not in before
+    assert "Expert load" not in before
     lines = [json.loads(each) for each in run.metrics.read_text().splitlines()]
     use = [[0, 4, 0.3, 0], [1, 4, 0.4, 0], [2, 4, 0.8, 2]]
     lines = [each | {"expert_use": use} if "loss" in each else each for each in lines]

@@ -182,7 +182,7 @@ def test_with_recomputed_layers_and_dropout() -> None:
 def test_what_cannot_be_chunked_is_said_and_computed_whole() -> None:
     assert "one module" in (chunked_loss_obstacle(families.build("llama").model) or "")
     prompted = get_peft_model(families.build("llama"), PromptTuningConfig("CAUSAL_LM", num_virtual_tokens=2))
-    assert "adds tokens" in (chunked_loss_obstacle(prompted) or "")
+    assert "prepends tokens" in (chunked_loss_obstacle(prompted) or "")
 
 
 @pytest.mark.usefixtures("small_chunks", "one_thread")

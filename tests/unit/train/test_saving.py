@@ -126,7 +126,7 @@ def test_a_disk_that_fills_up_under_the_writer_is_waited_out(
     training.saving.guard.sleep = lambda seconds: None
     result = training.fit()
     assert tries == [4, 4, 4, 4, 8, 12]
-    assert [note.partition(" ")[0] for note in result.notes] == ["PAUSED:", "there"]
+    assert [note.partition(" ")[0] for note in result.notes] == ["PAUSED:", "space"]
     assert [step for step, _ in list_steps(tmp_path / "checkpoints")] == [8, 12]
 
 
@@ -201,7 +201,7 @@ def test_measurements_between_checkpoints_count_for_patience(base: Path, tmp_pat
 def test_a_run_without_room_for_one_checkpoint_does_not_start(base: Path, tmp_path: Path) -> None:
     training = run(tiny_run.config(base, tmp_path))
     training.saving.guard.free = lambda directory: 1000
-    with pytest.raises(MachineError, match="and 1000 B are free"):
+    with pytest.raises(MachineError, match="only 1000 B are free"):
         training.fit()
     assert not (tmp_path / "metrics.jsonl").exists()
 
@@ -362,7 +362,7 @@ def test_the_log_is_whole_before_a_checkpoint_counts(base: Path, tmp_path: Path)
     training.log.flush = lambda: next(waiting, False) or flush()  # type: ignore[method-assign]
     training.saving.guard.sleep = lambda seconds: None
     result = training.fit()
-    assert [note.partition(" ")[0] for note in result.notes] == ["PAUSED:", "there"]
+    assert [note.partition(" ")[0] for note in result.notes] == ["PAUSED:", "space"]
 
 
 def test_one_run_at_a_time(base: Path, tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ def test_a_full_disk_is_waited_out(
     together.start(4, state(4))
     together.finish()
     assert len(tries) == 4
-    assert [note.partition(" ")[0] for note in notes if note[0].isupper() or note.startswith("there")] == [
-        "PAUSED:", "there",
+    assert [note.partition(" ")[0] for note in notes if note[0].isupper() or note.startswith("space")] == [
+        "PAUSED:", "space",
     ]  # fmt: skip
     assert notes.count("room") == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-4"]
