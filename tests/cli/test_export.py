@@ -107,5 +107,5 @@ def test_from_a_run_to_the_hub_and_to_a_server(surefit: Any, config: Path, url: 
 def test_formats_that_this_machine_cannot_make(surefit: Any, tmp_path: Path) -> None:
     assert surefit("export", tmp_path, "--format", "awq").code == 2
     answer = surefit("export", tmp_path)
-    assert (answer.code, "error[E" in answer.text) == (2, True)
+    assert (answer.code, "E8031" in answer.text) == (2, True)
     assert surefit("serve-check", tmp_path).code == 2

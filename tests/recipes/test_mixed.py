@@ -228,7 +228,7 @@ def test_check_finds_a_task_without_rows_and_advises_the_mixture(folder: Path) -
     assert answer.code == 1
     assert "run.yaml:4: error[DAT001] data.eval: code_generation has no rows held out" in answer.text
     answer = call("check", "run.yaml", "--set", "data.train=rows/math-reasoning.jsonl", "--set", "data.eval=0.2")
-    assert "data.train: no row to train on is of code_generation" in answer.text
+    assert "data.train: code_generation has no rows to train on" in answer.text
     only = ("--set", "recipe=math_reasoning", "--set", "data.train=rows/math-reasoning.jsonl", "--set", "data.eval=0.2")
     answer = call("check", "run.yaml", *only, "--set", "data.mix={rows/code-generation.jsonl: 1}")
     assert "write recipe: math_reasoning + code_generation" in answer.text
