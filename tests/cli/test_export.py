@@ -84,7 +84,7 @@ def test_from_a_run_to_the_hub_and_to_a_server(surefit: Any, config: Path, url: 
     vllm = said["commands"]["vLLM"][0]
     assert "--dtype float32 --max-model-len 2048" in vllm
     assert any("--enable-lora --max-lora-rank 16" in line[0] for line in said["commands"].values())
-    beside = [line[0] for name, line in said["commands"].items() if "beside it" in name]
+    beside = [line[0] for name, line in said["commands"].items() if "the base with the adapter" in name]
     assert len(beside) == 2
     assert all("/adapter/chat_template.jinja" in line.partition("--chat-template ")[2] for line in beside)
     assert said["facts"]["stop tokens"] == "<|end|> (1)"
