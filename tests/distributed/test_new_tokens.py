@@ -12,7 +12,7 @@ def found():
 
 
 @pytest.mark.parametrize(
-    "scenario", ["tied", "untied", "packed", "recomputed", "fused", "seen by one process", "all logits held"]
+    "scenario", ["tied", "untied", "packed", "recomputed", "fused", "seen by one process", "full logits"]
 )
 def test_twenty_steps_are_those_of_one_process(found, scenario):
     assert_the_same_steps(found[scenario])
