@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or absent.
+"""Checkpoints that are complete or absent, and the checkpoint format.
 
 A checkpoint is a directory `step-N` with tensors as safetensors, everything else as JSON (nothing that could run code),
 and a manifest with the size and SHA-256 of each file:

@@ -1,4 +1,4 @@
-"""Errors that users can cause, in one format.
+"""Errors that users can cause, in one format, and the exit codes.
 
 Every error a user can cause is a `SureFitError`: it states the problem in the user's own names and numbers, says
 where it is (file, line, field), and only its `help` proposes what to do. The CLI prints it without a traceback and

@@ -1,4 +1,4 @@
-"""Memory that a training step needs, by arithmetic alone: the closed form behind `check` and the search.
+"""The memory formula: bytes that a training step needs, by arithmetic alone, for `check` and the search.
 
 Every term follows from the config and the model's shape, and states its assumption. Activations are known for the
 decoders of `facts/activations.py`; for others the sum can show that a run does *not* fit, and never that it does. See

@@ -1,4 +1,4 @@
-"""Table of the kernels that torch's `scaled_dot_product_attention` runs on a GPU, for plan, training and doctor.
+"""The SDPA choice: kernels that torch's `scaled_dot_product_attention` runs on a GPU, for plan, training and doctor.
 
 For torch 2.11 to 2.13, which behave alike: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (`select_sdp_backend`
 and its `check_…` functions) and transformers/sdp_utils_cpp.h, which the wheel contains. torch 2.14 differs: its

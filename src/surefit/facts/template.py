@@ -1,4 +1,4 @@
-"""Chat templates, rendered as transformers renders them, without importing it."""
+"""The chat template, rendered as transformers renders it, without importing it."""
 
 from __future__ import annotations
 

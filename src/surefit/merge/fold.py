@@ -1,4 +1,4 @@
-"""Folds factors into one weight matrix, in float32 and rounded once; and measures how exact a merged matrix is."""
+"""The LoRA merge: folds factors into one weight matrix, in float32 and rounded once; measures how exact it is."""
 
 from __future__ import annotations
 

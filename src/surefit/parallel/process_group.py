@@ -1,4 +1,4 @@
-"""The processes of a run: their number and ranks, the process group, and collectives over Python values."""
+"""The processes of a run: their ranks, the process group, and collectives over Python values (barrier, all-reduce)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The optimizers: AdamW with float32 master weights, its moments in 32 or 8 bits, in GPU memory or paged to the host.
 
-The gradient norm and the clipping factor are here too: a step multiplies the masters' copies of the gradients by it.
+The gradient norm and gradient clipping are here too: a step multiplies the masters' copies of the gradients by it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The learning rate of every step."""
+"""The learning-rate schedule: the learning rate of every step."""
 
 from __future__ import annotations
 

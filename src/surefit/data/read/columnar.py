@@ -1,4 +1,4 @@
-"""Parquet and Arrow: rows decoded a few at a time, whatever the declared size of a small file.
+"""Reading Parquet and Arrow: rows decoded a few at a time, whatever the declared size of a small file.
 
 A column that repeats one text twenty million times is a small file and a large list. So texts stay dictionary-encoded
 until the bytes of a few rows are known, and only those rows are decoded.

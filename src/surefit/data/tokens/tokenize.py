@@ -1,4 +1,4 @@
-"""Tokenization of examples to token ids and labels; labels are built only in this module.
+"""Tokenization of examples to token ids and their label mask: which tokens are supervised. Built only here.
 
 A conversation is rendered by the model's own chat template and cut into segments: the context and the parts that the
 model has to write. Each segment is tokenized separately, so the tokens before an answer are exactly the prompt tokens
