@@ -133,6 +133,8 @@ class TaskRecipe:
             answer alone (`facts.thinking.answer_of`).
         parts: name → task, where this recipe is several tasks in one run (`recipes.mixed`): its metrics are theirs,
             each prefixed with the task's name and a dot, and its primary metric is the mean of their primary metrics.
+        column_names: column that the recipe reads → column of the rows, where the config renames some (`data.columns`).
+        role_names: role → its name in the rows (`data.roles`).
     """
 
     name: str
@@ -156,15 +158,18 @@ class TaskRecipe:
     metrics: tuple[str, ...] = ()
     thoughts: bool = False
     parts: Mapping[str, TaskRecipe] = field(default_factory=dict)
+    column_names: Mapping[str, str] = field(default_factory=dict)
+    role_names: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, example: Example) -> TaskRecipe:
         """Return the task of an example: one of the parts, or this one."""
         return self.parts[example.part] if example.part is not None else self
 
     def columns_in(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the task's columns, each under its name (or alias) in `names`."""
+        """Return the task's columns, each under its name (renamed, or an alias) in `names`."""
         return tuple(
-            next((name for name in (column, *self.aliases.get(column, ())) if name in names), column)
+            self.column_names.get(column)
+            or next((name for name in (column, *self.aliases.get(column, ())) if name in names), column)
             for column in self.columns
         )
 

@@ -77,6 +77,9 @@ def predict_rows(out: Output, run: CheckedRun, options: PredictOptions, world: W
         _require_writable(run, options, output)
     rows = _rows(run, options.data, options.prompt)
     (variant,) = select_variants(config, run.run, [options.variant or best_variant(run)])
+    if options.variant is None:
+        is_untrained = variant == "base"
+        out.note(f"answers by {variant}{': nothing is trained yet' if is_untrained else ''}")
     settings = list_generation_settings(config, run.recipe)[0]
     target = _AnswerFile(output, _about(run, variant, settings, rows), options.overwrite) if output else None
     done_rows = target.open() if target else 0

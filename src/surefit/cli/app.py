@@ -15,6 +15,7 @@ from surefit import __version__
 from surefit.cli.audit import audit
 from surefit.cli.calibrate import calibrate
 from surefit.cli.certify import certify
+from surefit.cli.chat import chat
 from surefit.cli.check import check
 from surefit.cli.compare import compare
 from surefit.cli.demo import demo
@@ -74,7 +75,7 @@ def _main(
 
 
 VERBS = (
-    init, check, audit, import_, plan, train, prepare, slurm, merge, certify, evaluate, predict, score, compare,
+    init, check, audit, import_, plan, train, prepare, slurm, merge, certify, evaluate, predict, chat, score, compare,
     retrieve, report, run, demo, doctor, calibrate, explain, export, push, serve_check, ui,
 )  # fmt: skip
 """In the order of `surefit --help`."""

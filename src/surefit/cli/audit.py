@@ -24,13 +24,14 @@ from surefit.core.units import duration_text, plural
 from surefit.stages.eval_prompts import list_eval_sources
 
 if TYPE_CHECKING:
-    from surefit.config.schema import SureFitConfig
+    from surefit.config.schema import DataSection, SureFitConfig
     from surefit.data.audit.chunk import AuditJob
     from surefit.data.audit.clean import Removals
     from surefit.data.audit.whole import AuditableRows
     from surefit.data.read.load import HasSha256
     from surefit.facts.audit import AuditFacts, Observation
     from surefit.lint.rule import LintContext
+    from surefit.task import TaskRecipe
 
 FAMILIES = ("AUD", "DAT", "TPL005", "TPL009")
 BAR = 32
@@ -359,16 +360,23 @@ def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
     )
 
 
+def _recipe_of(name: str, section: DataSection) -> TaskRecipe:
+    """Return a config's recipe; a function that another process can call."""
+    from surefit import recipes
+    from surefit.data.rows.columns import recipe_for
+
+    return recipe_for(recipes.get_recipe(name), section)
+
+
 def build_audit_job(config: SureFitConfig) -> AuditJob:
     """Return the audit settings of a config's data."""
-    from surefit import recipes
     from surefit.data.audit.chunk import AuditJob
     from surefit.model.tokenizer import load_tokenizer
 
     return AuditJob(
         source=config.data.train,
         columns=(),
-        recipe=partial(recipes.get_recipe, config.recipe),
+        recipe=partial(_recipe_of, config.recipe, config.data),
         recipe_name=config.recipe,
         fmt=config.data.format,
         tokenizer=partial(load_tokenizer, config.model),

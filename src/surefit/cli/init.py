@@ -10,7 +10,7 @@ import typer
 
 from surefit.cli.exits import verb
 from surefit.cli.render import Output
-from surefit.core.errors import EXIT_OK
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK
 from surefit.core.output import output_file
 from surefit.core.rundir import write_atomic
 from surefit.core.units import shell_quote
@@ -19,14 +19,23 @@ from surefit.core.units import shell_quote
 @verb
 def init(
     out: Output,
-    recipe: Annotated[str | None, typer.Argument(help="The task, e.g. function_calling.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to stdout.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="The task, e.g. function_calling; default: by the rows.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Your rows: a file, a directory or a hub data set. The config is made for them.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A hub id, a directory or a GGUF file; default: one that fits the GPU.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="The GPU to train on, such as 4090; default: this machine's.")] = "auto",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here; default: DATA.yaml.")] = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
 ) -> int:
-    """Write a commented starter config."""
+    """Write a config: for your own rows with --data, or a commented starter of a recipe."""
     from surefit import recipes
     from surefit.config.starter import starter_config
 
+    if data is not None:
+        return _write_for_rows(out, data, model, gpu, recipe, output)
     if list_recipes or recipe is None:
         citations = {name: recipes.get_recipe(name).citation for name in recipes.list_recipes()}
         out.table("Recipes", ["name", "what and where from"], [[name, text] for name, text in citations.items()])
@@ -36,6 +45,27 @@ def init(
     print_or_write_config(out, text, output)
     out.result({"recipe": recipe, "path": str(output) if output else None, "config": text})
     return EXIT_OK
+
+
+def _write_for_rows(
+    out: Output, data: str, model: str | None, gpu: str, recipe: str | None, output: Path | None
+) -> int:
+    """Write a short config for somebody's rows, and say what was seen."""
+    from surefit.config.inputs import row_files
+    from surefit.stages.starting import build_starting_config, next_command
+
+    draft = build_starting_config(data, model, gpu, recipe)
+    path = output or Path(Path(draft.values["output_dir"]).name + ".yaml")
+    write_atomic(output_file(path, row_files("the rows", data)), draft.text)
+    for line in draft.seen:
+        out.paragraph(line, indent=2)
+    if draft.proposals:
+        names = ", ".join(f"{name} ({size}, {license})" for name, size, license in draft.proposals)
+        out.paragraph(f"Models that fit: {names}. The first is written; --model chooses another", indent=2)
+    out.say(f"Wrote {path}. Next: {next_command(path)}")
+    out.result({"path": str(path), "config": draft.text, "seen": list(draft.seen), "verdict": draft.verdict,
+                "models": [name for name, _, _ in draft.proposals]})  # fmt: skip
+    return EXIT_OK if draft.verdict != "does not fit" else EXIT_FINDINGS
 
 
 def print_or_write_config(

@@ -169,13 +169,14 @@ def describe_batches(run: CheckedRun) -> str:
 def broadcast_run(run_of_rank0: CheckedRun | None, world: World) -> CheckedRun:
     """Return rank 0's run on every rank: without the rows, which the other ranks read as tokens."""
     from surefit import recipes
+    from surefit.data.rows.columns import recipe_for
     from surefit.parallel.process_group import broadcast_from_rank0
 
     run = run_of_rank0
     fields = (run.loaded, run.run, run.model, run.hardware, run.resolved) if run else None
     loaded, directory, model, hardware, resolved = broadcast_from_rank0(fields, world)
     nothing: Any = None
-    recipe = recipes.get_recipe(resolved.config.recipe)
+    recipe = recipe_for(recipes.get_recipe(resolved.config.recipe), resolved.config.data)
     return run or CheckedRun(loaded, directory, recipe, model, hardware, None, {}, resolved, nothing)
 
 

@@ -76,6 +76,12 @@ class Output(ProgressListener):
         if not self.as_json:
             self.out.print(Text(_sanitize_text(text), style=style or ""))
 
+    def write(self, text: str) -> None:
+        """Print a part of a line of the result at once, such as an answer while it is generated."""
+        if not self.as_json:
+            self.out.print(Text(_sanitize_text(text)), end="")
+            self.out.file.flush()
+
     def own_address(self, text: str, address: str) -> None:
         """Print one line of the result with this server's address, in which the token stays: the reader needs it."""
         self.out.print(Text(f"{_sanitize_text(text)} {address}"))

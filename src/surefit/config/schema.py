@@ -155,6 +155,11 @@ class DataSection(Section):
     source). 0 or null holds nothing out: all rows are trained on, and no loss or score is measured on held-out rows."""
     format: Literal["auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt"] = "auto"
     """Format of the rows; auto detects it by the column names."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Columns with other names than those of the format: prompt: question, completion: answer. For messages also their
+    keys, role and content."""
+    roles: dict[Literal["system", "user", "assistant", "tool"], str] = Field(default_factory=dict)
+    """Roles with other names in the messages of the rows: assistant: agent."""
     mix: dict[PathText, Annotated[float, Field(gt=0, le=1e6)]] = Field(default_factory=dict)
     """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""
     split: str = "train"
@@ -178,6 +183,15 @@ class DataSection(Section):
     """
     bad_rows: Literal["error", "skip"] = "error"
     """Handling of a row that cannot be used: stop and name it, or leave it out (counted and reported)."""
+
+    @field_validator("columns", "roles")
+    @classmethod
+    def _names_are_distinct(cls, names: dict[str, str]) -> dict[str, str]:
+        for name, theirs in names.items():
+            first = next(other for other, value in names.items() if value == theirs)
+            if first != name:
+                raise ValueError(f"{theirs!r} is named twice: for {first} and for {name}")
+        return names
 
     @property
     def share(self) -> float | None:

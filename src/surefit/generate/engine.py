@@ -29,6 +29,7 @@ from surefit.facts.named_templates import TOOL_USE, to_template_dict
 from surefit.facts.thinking import message_as_template_reads, probe_template_reasoning
 from surefit.generate.constrained import GrammarCompiler, GrammarLogitsProcessor
 from surefit.generate.processors import RefuseNaN, SamplingProcessor, StopTextCriteria, decode_answer
+from surefit.generate.streaming import OnText, TextStream
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.task import Grammar
 
@@ -95,6 +96,7 @@ def generate(
     on_progress: OnProgress = ignore_progress,
     grammars: Sequence[Grammar | None] | None = None,
     numbers: Sequence[int] | None = None,
+    on_text: OnText | None = None,
 ) -> list[Generation]:
     """Answer every prompt.
 
@@ -110,6 +112,7 @@ def generate(
         grammars: grammar of each prompt's answer, None for any answer; see `generate.constrained`.
         numbers: number of each prompt for sampling; its position by default. A caller that generates in portions passes
             numbers over all of them.
+        on_text: receives the answer to a single prompt part by part, while it is generated.
 
     Returns:
         One `Generation` per prompt, in the order of `prompts`. A grammar does not make an answer end: an answer that
@@ -125,11 +128,12 @@ def generate(
         if not prompt:
             raise DataError(f"prompt {number} has no tokens", code="E7057", help="remove the row, or give it a prompt")
     assert grammars is None or len(grammars) == len(prompts)
+    assert on_text is None or len(prompts) == decoding.num_beams == 1
     answers: dict[int, Generation] = {}
     started, tokens = time.perf_counter(), 0
     on_progress(0, len(prompts), "")
     with generation_mode(model):
-        decoder = _Decoder(model, tokenizer, decoding, grammars, numbers)
+        decoder = _Decoder(model, tokenizer, decoding, grammars, numbers, on_text)
         for batch in _batches([len(prompt) for prompt in prompts], decoding, decoder.context):
             answers.update(zip(batch, decoder.answer(batch, [prompts[i] for i in batch]), strict=True))
             tokens += sum(answers[i].tokens for i in batch)
@@ -207,8 +211,10 @@ class _Decoder:
         decoding: DecodingConfig,
         grammars: Sequence[Grammar | None] | None = None,
         numbers: Sequence[int] | None = None,
+        on_text: OnText | None = None,
     ) -> None:
         self.model: Any = model
+        self.on_text = on_text
         self.tokenizer, self.decoding, self.grammars, self.numbers = tokenizer, decoding, grammars, numbers
         self.stop_ids = stop_token_ids(model, tokenizer)
         self.pad_id = padding_id(model, tokenizer)
@@ -225,15 +231,24 @@ class _Decoder:
         if limit < 1:
             return [Generation("", truncated=True, tokens=0) for _ in prompts]
         stop = StopTextCriteria(self.tokenizer, self.decoding.stop, width) if self.decoding.stop else None
+        stream = self._stream(width)
         with memory_errors(len(prompts), width + limit):
             output = self.model.generate(
                 input_ids=ids.to(self.model.device),
                 attention_mask=mask.to(self.model.device),
                 generation_config=self._settings(width, limit),
                 logits_processor=self._processors(numbers, width),
-                stopping_criteria=StoppingCriteriaList([stop] if stop else []),
+                stopping_criteria=StoppingCriteriaList([criteria for criteria in (stop, stream) if criteria]),
             )
-        return [self._finish(new, stop) for new in output[:, width:].tolist()]
+        answers = [self._finish(new, stop) for new in output[:, width:].tolist()]
+        if stream is not None:
+            stream.finish(answers[0].text)
+        return answers
+
+    def _stream(self, width: int) -> TextStream | None:
+        if self.on_text is None:
+            return None
+        return TextStream(self.tokenizer, self.on_text, width, self.stop_ids, self.decoding.stop)
 
     def _settings(self, width: int, limit: int) -> GenerationConfig:
         chunk = self.decoding.prefill_chunk

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from surefit.task import TaskRecipe
 
 
+TRIED_ROWS = 8
+"""Rows that a proposed recipe must convert."""
+
+
 def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
     """Run these rules, or all, and return the content of check.json."""
     from surefit.data.rows.special_tokens import SPECIAL
@@ -203,7 +207,7 @@ def _sample(found: RunContext) -> tuple[Examples | None, list[SureFitError]]:
         )
         return apply_reasoning_mode(sample, section.thinking), []
     except SureFitError as error:
-        _name_the_recipe(error, found.rows.columns, found.recipe)
+        _name_the_recipe(error, found.rows, found.recipe)
         return None, [error]
 
 
@@ -254,10 +258,11 @@ def _examples(
     return example_facts(sample, tokenizer, config.data.max_length), problems
 
 
-def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:
-    """Prepend advice to an error if the columns are another recipe's, not this one's."""
+def _name_the_recipe(error: SureFitError, rows: Rows, recipe: TaskRecipe) -> None:
+    """Prepend advice to an error if the rows are another recipe's, not this one's."""
+    columns = rows.columns
     recipe_columns = recipe.columns_in(columns)
-    fitting_recipe = find_fitting_recipe(columns)
+    fitting_recipe = find_fitting_recipe(columns, rows)
     if fitting_recipe not in (None, recipe.name, *recipe.parts) and not (
         recipe_columns and all(column in columns for column in recipe_columns)
     ):
@@ -265,17 +270,34 @@ def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRe
         error.help = f"{advice}; {error.help}" if error.help else advice
 
 
-def find_fitting_recipe(columns: Sequence[str]) -> str | None:
-    """Return the recipe whose own columns are all present, or the general one if they fit a known layout."""
+def find_fitting_recipe(columns: Sequence[str], rows: Rows | None = None) -> str | None:
+    """Return the recipe whose own columns are all present, or the general one if they fit a known layout.
+
+    Args:
+        rows: rows that the recipe must read too: `question` and `answer` alone do not make a GSM8K problem.
+    """
     from surefit import recipes
     from surefit.data.rows.layouts import LAYOUTS
 
     for name in recipes.list_recipes():
         recipe_columns = recipes.get_recipe(name).columns_in(columns)
-        if recipe_columns and all(column in columns for column in recipe_columns):
+        if recipe_columns and all(column in columns for column in recipe_columns) and _reads(name, rows):
             return name
     has_known_layout = any(all(column in columns for column in layout.columns) for layout in LAYOUTS.values())
     return "chat" if has_known_layout else None
+
+
+def _reads(recipe_name: str, rows: Rows | None) -> bool:
+    """Return whether a recipe converts a few of these rows; True without rows."""
+    from surefit import recipes
+    from surefit.data.rows.layouts import to_examples
+
+    if rows is None:
+        return True
+    try:
+        return bool(to_examples(rows.sample(TRIED_ROWS), recipes.get_recipe(recipe_name)))
+    except SureFitError:
+        return False
 
 
 def check_mixed_rows(
@@ -305,7 +327,7 @@ def check_mixed_rows(
             )
         except SureFitError as error:
             error.about(key)
-            _name_the_mixed_recipe(error, rows.columns, found.recipe)
+            _name_the_mixed_recipe(error, rows, found.recipe)
             problems.append(error)
         else:
             problems += find_unknown_tokens(found.loaded.config, key, source, examples, tokenizer)
@@ -328,9 +350,9 @@ def _check_mix_share(source: str, examples: Examples, config: SureFitConfig) -> 
     return []
 
 
-def _name_the_mixed_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:
+def _name_the_mixed_recipe(error: SureFitError, rows: Rows, recipe: TaskRecipe) -> None:
     """Advise to name both recipes if the rows are another task's."""
-    fitting_recipe = find_fitting_recipe(columns)
+    fitting_recipe = find_fitting_recipe(rows.columns, rows)
     if fitting_recipe not in (None, recipe.name, *recipe.parts):
         error.help = f"to train on both tasks in one run, write recipe: {recipe.name} + {fitting_recipe}"
 

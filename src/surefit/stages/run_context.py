@@ -109,6 +109,7 @@ def load_run_context(
     """
     from surefit import recipes
     from surefit.data.read.sources import is_local
+    from surefit.data.rows.columns import recipe_for
     from surefit.data.tokens.shard_settings import open_prepared_data
     from surefit.evaluate.settings import require_evaluation_settings
     from surefit.facts.generation import eval_batch_chooser
@@ -132,7 +133,7 @@ def load_run_context(
             problems.append(error)
             return None
 
-    recipe = attempt(lambda: recipes.get_recipe(config.recipe))
+    recipe = attempt(lambda: recipe_for(recipes.get_recipe(config.recipe), config.data))
     if recipe is not None:
         attempt(lambda: require_evaluation_settings(config.evaluate, recipe))
     model = _configured_model(config.model, patience, attempt)

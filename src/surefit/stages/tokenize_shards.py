@@ -178,8 +178,9 @@ def build_shard_plan(config: SureFitConfig, directory: Path, overwrite: bool = F
         ConfigError: the directory holds shards of other settings, and `overwrite` is not set.
     """
     from surefit import recipes
+    from surefit.data.rows.columns import recipe_for
 
-    recipe = recipes.get_recipe(config.recipe)
+    recipe = recipe_for(recipes.get_recipe(config.recipe), config.data)
     _, digest = load_cached_tokenizer(config.model.model_dump_json())
     settings = build_shard_settings(config, recipe)
     files = source_files(config)
@@ -362,9 +363,10 @@ def make_shard(job: ShardJob) -> dict[str, Any]:
         DataError, MachineError: as `shards.write_shard`.
     """
     from surefit import recipes
+    from surefit.data.rows.columns import recipe_for
 
     config = job.config
-    recipe = recipes.get_recipe(config.recipe)
+    recipe = recipe_for(recipes.get_recipe(config.recipe), config.data)
     tokenizer, digest = load_cached_tokenizer(config.model.model_dump_json())
     if fingerprint(build_shard_settings(config, recipe), digest) != job.fingerprint:
         require_tokenizer("", digest, job.directory)

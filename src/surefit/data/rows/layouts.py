@@ -10,11 +10,13 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
 from surefit.data.read.load import Rows, load_rows
+from surefit.data.rows.columns import ColumnNames
 from surefit.data.rows.conversion import REMEMBERED_ROWS, RowConversion
 from surefit.data.rows.messages import (
     TEXT_ALONE,
@@ -244,6 +246,12 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     Raises:
         DataError: layout, recipe and columns do not match.
     """
+    if recipe.column_names or recipe.role_names:
+        names = ColumnNames.of(recipe, columns, source)
+        plain = replace(recipe, column_names={}, role_names={})
+        if names is None:
+            return row_converter(columns, source, plain, fmt)
+        return names.converter(row_converter(names.renamed(columns), source, plain, fmt))
     if recipe.parts:
         return _mixed_converter(source, recipe, fmt)
     try:
@@ -365,7 +373,10 @@ def row_conversion(rows: Rows, recipe: TaskRecipe, fmt: str) -> RowConversion:
     columns = rows.columns
     convert = row_converter(columns, rows.source, recipe, fmt)
     # A sample may lack a column that decides the layout of all rows.
-    layout = fmt if recipe.parts or fmt != "auto" else detect_format(columns, recipe)
+    names = ColumnNames.of(recipe, columns, rows.source)
+    layout_columns = names.renamed(columns) if names else columns
+    plain = replace(recipe, column_names={}, role_names={})
+    layout = fmt if recipe.parts or fmt != "auto" else detect_format(layout_columns, plain)
     key = id(recipe), layout
     if key not in rows.conversions:
         rows.conversions[key] = RowConversion(recipe, convert)
@@ -379,7 +390,10 @@ def to_prompts(rows: Rows, recipe: TaskRecipe, bad_rows: str = "error") -> Examp
     Raises:
         DataError: as `to_examples`.
     """
-    return _convert(rows, lambda placed: _prompt_example(placed.row, recipe), bad_rows)
+    names = ColumnNames.of(recipe, rows.columns, rows.source, complete=False)
+    convert = partial(_prompt_example, recipe=recipe)
+    convert = names.converter(convert) if names else convert
+    return _convert(rows, lambda placed: convert(placed.row), bad_rows)
 
 
 def _prompt_example(row: Row, recipe: TaskRecipe) -> Example:

@@ -1,4 +1,4 @@
-"""Layouts of other tools, recognized by their columns: which columns to rename so that SureFit reads them."""
+"""Layouts of other tools, recognized by their columns: how to name the columns so that SureFit reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def suggest_layout(columns: Sequence[str]) -> str | None:
     """Return advice for rows with these columns, which fit no layout; None where no known layout is near.
 
     >>> suggest_layout(["query", "response"])
-    'rename query to prompt and response to completion'
+    'set data.columns: {prompt: query, completion: response}'
     """
     lower = {name.lower(): name for name in columns}
     for better, worse in PREFERENCES:
@@ -30,19 +30,32 @@ def suggest_layout(columns: Sequence[str]) -> str | None:
             "text of parts as content"
         )
     if "conversation" in lower:
-        return "rename conversation to messages (turns of role and content) or to conversations (from and value)"
+        return (
+            "set data.columns: {messages: conversation} (turns of role and content) or {conversations: conversation} "
+            "(from and value)"
+        )
     if len(columns) <= 3 and all(name.lower() in WRAPPERS for name in columns):
         return f"the file is one object around the rows: write the list under {columns[0]!r} alone"
+    names = propose_columns(columns)
+    return (
+        f"set data.columns: {{{', '.join(f'{name}: {column}' for name, column in names.items())}}}" if names else None
+    )
+
+
+def propose_columns(columns: Sequence[str]) -> dict[str, str]:
+    """Return `data.columns` for rows of a question and an answer under other names; empty where there is no such pair.
+
+    >>> propose_columns(["id", "Frage", "query", "response"])
+    {'prompt': 'query', 'completion': 'response'}
+    """
+    lower = {name.lower(): name for name in columns}
     question = next((lower[name] for name in QUESTIONS if name in lower), None)
     answer = next((lower[name] for name in ANSWERS if name in lower and lower[name] != question), None)
-    if question is None or answer is None:
-        return None
+    if question is None or answer is None or any(better in lower and worse in lower for better, worse in PREFERENCES):
+        return {}
     alpaca = question.lower() == "instruction" or any(name in lower for name in ("history", "context"))
     targets = ("instruction", "output") if alpaca else ("prompt", "completion")
-    renames = [
-        f"{column} to {name}" for column, name in zip((question, answer), targets, strict=True) if column != name
-    ]
-    return f"rename {' and '.join(renames)}" if renames else None
+    return {name: column for column, name in zip((question, answer), targets, strict=True) if column != name}
 
 
 def _preference_advice(lower: dict[str, str], better: str) -> str:

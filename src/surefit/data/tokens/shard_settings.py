@@ -18,7 +18,9 @@ from surefit.data.tokens.shards import FORMAT, shard_path
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.task import TaskRecipe
 
-SHARD_SETTING_KEYS = ("train", "mix", "format", "split", "max_length", "too_long", "bad_rows", "thinking")
+SHARD_SETTING_KEYS = (
+    "train", "mix", "format", "columns", "roles", "split", "max_length", "too_long", "bad_rows", "thinking"
+)  # fmt: skip
 """Keys of `data` on which the tokens depend."""
 ANEW = "put it back, rebuild them with `surefit prepare CONFIG --overwrite`, or name another directory"
 PROGRAM = "SureFit's own format"

@@ -1,0 +1,114 @@
+"""`surefit init --data`: a short config for the rows, valid as written, with a reason for every value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefit.config.load import load_text
+from surefit.core.errors import ConfigError, DataError
+from surefit.stages.run_context import load_run_context
+from surefit.stages.starting import StartingConfig, build_starting_config
+
+WORDS = [f"{a}{b}" for a in "bdfgklmnprstvz" for b in ("ala", "eno", "ito", "ora", "une")]
+PAIRS = [
+    (f"Where is {word}?", f"{word.title()} is in {word[::-1]}, north of {WORDS[-n - 1]}.")
+    for n, word in enumerate(WORDS)
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def chats(role: str = "role", content: str = "content", user: str = "user", assistant: str = "assistant"):
+    return [[{role: user, content: q}, {role: assistant, content: a}] for q, a in PAIRS]
+
+
+LAYOUTS = {
+    "messages": [{"messages": turns} for turns in chats()],
+    "sharegpt": [{"conversations": turns} for turns in chats("from", "value", "human", "gpt")],
+    "prompt and completion": [{"prompt": q, "completion": a} for q, a in PAIRS],
+    "alpaca": [{"instruction": q, "output": a} for q, a in PAIRS],
+    "dolly": [{"instruction": q, "context": "", "response": a, "category": "qa"} for q, a in PAIRS],
+    "question and answer": [{"question": q, "answer": a} for q, a in PAIRS],
+    "ms-swift": [{"query": q, "response": a} for q, a in PAIRS],
+    "input and output": [{"id": n, "input": q, "output": a} for n, (q, a) in enumerate(PAIRS)],
+    "dialog": [{"dialog": turns} for turns in chats("speaker", "text", "customer", "agent")],
+    "text": [{"text": f"{q} {a}"} for q, a in PAIRS],
+    "GSM8K": [{"question": q, "answer": f"{a}\n#### {n}"} for n, (q, a) in enumerate(PAIRS)],
+}
+RECIPES = {"GSM8K": "math_reasoning"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_config_is_short_valid_and_reads_the_rows(tmp_path, monkeypatch, layout):
+    monkeypatch.chdir(tmp_path)
+    source = write(tmp_path / "rows.jsonl", LAYOUTS[layout])
+    draft = build_starting_config(source, "surefit/nano", "cpu")
+    assert len(draft.text.splitlines()) <= 17
+    assert all(line.why for line in draft.lines)
+    assert draft.values["recipe"] == RECIPES.get(layout, "chat")
+    context = load_run_context(load_text(draft.text, tmp_path / "run.yaml"))
+    assert context.problems == ()
+    assert context.resolved is not None
+    assert context.resolved.total_steps is not None
+    assert context.resolved.total_steps >= 100
+    assert context.rows is not None
+    assert len(context.rows) == len(PAIRS)
+
+
+@pytest.mark.parametrize("gpu", ["4090", "h100", "t4", "v100-16", "l40s"])
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-32B"])
+def test_what_is_said_to_fit_fits_by_the_formula_and_the_rest_is_said(tmp_path, gpu, model):
+    from surefit.facts.hardware import hardware_facts
+    from surefit.facts.model import model_facts
+    from surefit.plan.memory_interval import closed_form_estimate, judge_fit
+
+    draft = build_starting_config(write(tmp_path / "rows.jsonl", LAYOUTS["messages"]), model, gpu)
+    loaded = load_text(draft.text, tmp_path / "run.yaml")
+    context = load_run_context(loaded)
+    assert context.resolved is not None
+    hardware = hardware_facts(gpu)
+    estimate = closed_form_estimate(context.resolved, model_facts(model), hardware)
+    assert estimate is not None
+    assert draft.verdict == judge_fit(estimate, hardware.memory_bytes)
+    assert ("not fit" in draft.seen[1]) == (draft.verdict != "fits")
+
+
+def test_without_a_model_the_largest_with_room_is_written_and_others_are_named(tmp_path):
+    source = write(tmp_path / "rows.jsonl", LAYOUTS["messages"])
+    proposed: dict[str, StartingConfig] = {gpu: build_starting_config(source, None, gpu) for gpu in ("t4", "h100")}
+    for draft in proposed.values():
+        assert draft.verdict == "fits"
+        assert draft.memory_share <= 0.9
+        assert draft.proposals[0][0] == draft.values["model.name_or_path"]
+        assert 2 <= len(draft.proposals) <= 3
+    sizes = [float(draft.proposals[0][1].rstrip("B")) for draft in proposed.values()]
+    assert sizes[0] <= sizes[1]
+
+
+def test_rows_that_nothing_reads_are_errors(tmp_path):
+    with pytest.raises(DataError) as raised:
+        build_starting_config(write(tmp_path / "rows.jsonl", [{"a": 1, "b": 2}] * 3), "surefit/nano", "cpu")
+    assert raised.value.field == "data.format"
+    with pytest.raises(DataError):
+        build_starting_config(
+            write(tmp_path / "bad.jsonl", [{"prompt": "x", "completion": ""}] * 3), "surefit/nano", "cpu"
+        )
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises((DataError, ConfigError)):
+        build_starting_config(str(tmp_path / "empty.jsonl"), "surefit/nano", "cpu")
+
+
+def test_a_longer_row_gets_room_within_the_context(tmp_path):
+    rows = [
+        *LAYOUTS["messages"],
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b " * 300}]},
+    ]
+    draft = build_starting_config(write(tmp_path / "rows.jsonl", rows), "surefit/nano", "cpu")
+    assert draft.values["data.max_length"] >= 600
