@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from surefit.config.modes import MODES
-from surefit.importers import conflicts, hf
 from surefit.importers import convert as c
+from surefit.importers import hf
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
+from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import ACCELERATE
 
 PARALLEL = {
@@ -158,5 +159,5 @@ TOOL = ToolSchema(
     gone=GONE,
     finish=_finish,
     passes_over=lambda key: key.startswith(("deepspeed_config.", "fsdp_config.")),
-    conflicts=conflicts.check_accelerate_conflicts,
+    conflicts=check_conflicts,
 )

@@ -9,9 +9,9 @@ from surefit.config.schema import LoraSection
 from surefit.config.trackers import TRACKERS, Tracker
 from surefit.importers import convert as c
 from surefit.importers import hf
-from surefit.importers.axolotl_conflicts import check_axolotl_conflicts
 from surefit.importers.axolotl_data import read_datasets
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
+from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS
 from surefit.importers.paths import count_rows
 
@@ -345,6 +345,6 @@ TOOL = ToolSchema(
     deprecated=DEPRECATED,
     passes_over=lambda key: True,
     off_is_unset=True,
-    conflicts=check_axolotl_conflicts,
+    conflicts=check_conflicts,
     aliases=ALIASES,
 )

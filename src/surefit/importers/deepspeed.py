@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from surefit.importers import conflicts
 from surefit.importers import convert as c
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
+from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import DEEPSPEED, ZERO
 
 
@@ -73,5 +73,5 @@ TOOL = ToolSchema(
     open_sections=OPEN,
     deprecated=DEPRECATED,
     passes_over=lambda key: not key.startswith("zero_optimization."),
-    conflicts=conflicts.check_deepspeed_conflicts,
+    conflicts=check_conflicts,
 )  # fmt: skip

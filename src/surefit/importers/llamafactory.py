@@ -9,9 +9,10 @@ from typing import Any
 from surefit.config.load import parse_yaml, read_config_text
 from surefit.config.schema import STACKED, LoraSection
 from surefit.core.errors import ConfigError, did_you_mean
-from surefit.importers import conflicts, hf
 from surefit.importers import convert as c
+from surefit.importers import hf
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
+from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4
 from surefit.importers.paths import first_rows
 
@@ -468,7 +469,7 @@ TOOL = ToolSchema(
     defaults=DEFAULTS,
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
-    conflicts=conflicts.check_llamafactory_conflicts,
+    conflicts=check_conflicts,
     aliases=ALIASES,
     takes_repeated=False,  # OmegaConf: "found duplicate key"
 )

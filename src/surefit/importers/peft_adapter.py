@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from surefit.facts.validate_model_files import wrong_patterns
-from surefit.importers import conflicts, hf
 from surefit.importers import convert as c
+from surefit.importers import hf
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
+from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import LORA_CONFIG
 
 
@@ -61,5 +62,5 @@ TOOL = ToolSchema(
     gone=GONE,
     finish=_finish,
     passes_over=lambda key: True,
-    conflicts=conflicts.check_peft_conflicts,
+    conflicts=check_conflicts,
 )

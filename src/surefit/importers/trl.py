@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from surefit.facts.setup import Setup
-from surefit.importers import conflicts, hf, peft_adapter
 from surefit.importers import convert as c
+from surefit.importers import hf, peft_adapter
 from surefit.importers.axolotl_data import is_plain_split
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
+from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
 from surefit.importers.releases import NAMES, TargetReleases, release_table
 from surefit.importers.requirements import read_project_requirements
@@ -414,5 +415,5 @@ TOOL = ToolSchema(
     open_sections=hf.OPEN_SECTIONS,
     passes_over=lambda key: True,
     extensions=OPEN_R1,
-    conflicts=conflicts.check_trl_conflicts,
+    conflicts=check_conflicts,
 )
