@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 
 def key_set(text: str) -> frozenset[str]:
@@ -14,8 +15,21 @@ def key_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_TABLE = json.loads((Path(__file__).parent / "schemas/keys.json").read_text(encoding="utf-8"))
-_SETS = {name: key_set(entry["keys"]) for name, entry in _TABLE.items()}
+def _read(name: str) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads((Path(__file__).parent / "schemas" / name).read_text(encoding="utf-8"))
+    return table
+
+
+_RENAMED = _read("renamed.json")
+
+
+def key_replacements(table: str) -> dict[str, str]:
+    """Return the keys of a table in schemas/renamed.json → what to write instead, or the tool's name for the key of
+    another tool."""
+    return dict(_RENAMED[table])
+
+
+_SETS = {name: key_set(entry["keys"]) for name, entry in _read("keys.json").items()}
 TRAINING_ARGUMENTS = _SETS["training_arguments"]
 TRAINING_ARGUMENTS_4 = _SETS["training_arguments_4"]
 """Keys that transformers 4.57 accepted and 5 does not."""

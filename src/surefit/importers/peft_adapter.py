@@ -9,7 +9,7 @@ from surefit.importers import convert as c
 from surefit.importers import hf
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
-from surefit.importers.known import LORA_CONFIG
+from surefit.importers.known import LORA_CONFIG, key_replacements
 
 
 def _targets(value: Any) -> Any:
@@ -35,7 +35,7 @@ KEYS: dict[str, KeyMapping] = {
     "trainable_token_indices": KeyMapping(c.true_if_nonempty, None, "trainable_tokens"),
     "use_rslora": KeyMapping(c.to_bool, None, "rslora"),
 }
-GONE = {"enable_lora": "target_modules", "merge_weights": "nothing: merging is a method of the model"}
+GONE = key_replacements("peft gone")
 
 
 def _finish(draft: ConfigDraft) -> None:

@@ -53,7 +53,8 @@ def test_load_text_names_the_key_here(line: str, written: str, section: str) -> 
 def test_load_text_keeps_the_other_hints() -> None:
     """A key of another section and a misspelled key keep their hints; a key without an equivalent gets the reason."""
     found = messages(VALID + "train: {lora_alpha: 3, max_step: 4}\nadam_beta1: 0.9\n")
-    assert "'lora'" in found["train.lora_alpha"] and "'max_steps'" in found["train.max_step"]
+    assert "'lora'" in found["train.lora_alpha"]
+    assert "'max_steps'" in found["train.max_step"]
     assert "adam_beta1 of transformers" in found["adam_beta1"]
 
 
@@ -69,7 +70,8 @@ def test_targets_are_keys_of_the_schema() -> None:
     for target in targets:
         section, _, key = target.partition(".")
         fields = _section_at(section)
-        assert fields is not None and key in fields.model_fields, target
+        assert fields is not None, target
+        assert key in fields.model_fields, target
 
 
 def test_table_is_read_at_an_unknown_key_only() -> None:
@@ -83,7 +85,8 @@ def test_table_is_read_at_an_unknown_key_only() -> None:
 def test_table_is_that_of_the_importers() -> None:
     """scripts/keys_here.py would write the same file."""
     spec = importlib.util.spec_from_file_location("keys_here", ROOT / "scripts/keys_here.py")
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     assert json.loads(script.text()) == _table()
