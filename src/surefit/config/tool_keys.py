@@ -13,9 +13,10 @@ from typing import Any
 
 
 @lru_cache(maxsize=1)
-def _table() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(Path(__file__).with_name("tool_keys.json").read_text(encoding="utf-8"))
-    return table
+def _table() -> tuple[list[str], dict[str, list[Any]]]:
+    """Return (the reasons, key → [tools, SureFit's key or the number of a reason, translated values if any])."""
+    table = json.loads(Path(__file__).with_name("tool_keys.json").read_text(encoding="utf-8"))
+    return table["reasons"], table["keys"]
 
 
 def describe_tool_key(name: str, value: Any) -> tuple[str, str]:
@@ -28,13 +29,14 @@ def describe_tool_key(name: str, value: Any) -> tuple[str, str]:
     >>> describe_tool_key("packing_strategy", "bfd")[0], describe_tool_key("learnig_rate", 1)
     ('', ('', ''))
     """
-    entry = _table()["keys"].get(name)
+    reasons, keys = _table()
+    entry = keys.get(name)
     if entry is None:
         return "", ""
     tools, target, *values = entry
     source = f"{name} of {tools}" if tools else name
     if isinstance(target, int):
-        return "", f"{source} cannot be set in SureFit: {_table()['reasons'][target]}"
+        return "", f"{source} cannot be set in SureFit: {reasons[target]}"
     word = values[0].get(str(value).lower()) if values else None
     written = target if word is None else f"{target}: {word}"
     return target.partition(",")[0], f"SureFit writes {source} as {written}"

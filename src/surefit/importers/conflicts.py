@@ -34,14 +34,14 @@ _TERM = re.compile(r"(?P<off>!?)(?P<keys>[\w./]+?)(?:(?P<sign>!=|=|<|>)(?P<words
 
 
 @lru_cache(maxsize=1)
-def _tables() -> dict[str, list[Any]]:
-    tables: dict[str, list[Any]] = json.loads(
+def _tables() -> dict[str, list[list[str]]]:
+    tables: dict[str, list[list[str]]] = json.loads(
         (Path(__file__).parent / "schemas/conflicts.json").read_text(encoding="utf-8")
     )
     return tables
 
 
-def read_rows(table: str) -> Iterator[Row]:
+def read_conflict_rows(table: str) -> Iterator[Row]:
     """Yield the rows of a table, those of its short forms written out."""
     for kind, *rest in _tables()[table]:
         if kind == "only one":
@@ -50,7 +50,7 @@ def read_rows(table: str) -> Iterator[Row]:
             key, needed = rest[0], rest[1].split()
             yield f"{key} !{' !'.join(needed)}", key, f"{' or '.join(needed)} with {key}"
         else:
-            yield kind, *rest
+            yield kind, rest[0], rest[1]
 
 
 def is_switched_off(value: Any) -> bool:
@@ -193,7 +193,7 @@ CONDITIONS = {
 def refuse_conflicts(draft: ConfigDraft, *tables: str) -> None:
     """Record an error for each combination of values that the tool rejects."""
     flat = {key: value for key, value in draft.flat.items() if key not in draft.refused}
-    for condition, keys, expected in (row for table in tables for row in read_rows(table)):
+    for condition, keys, expected in (row for table in tables for row in read_conflict_rows(table)):
         by_order = keys.startswith(FIRST)
         set_keys = [key for key in keys.lstrip(FIRST).split() if key in flat and (by_order or flat[key] is not None)]
         if set_keys and holds(condition, flat):
@@ -203,7 +203,7 @@ def refuse_conflicts(draft: ConfigDraft, *tables: str) -> None:
 
 def mark_ignored_keys(draft: ConfigDraft, table: str) -> None:
     """Record the keys that the tool accepts and does not use, except those switched off."""
-    for condition, keys, reason in read_rows(table):
+    for condition, keys, reason in read_conflict_rows(table):
         if holds(condition, draft.flat):
             active_keys = [
                 key for key in keys.split() if key not in draft.refused and not is_switched_off(draft.flat.get(key))
@@ -220,6 +220,6 @@ def check_conflicts(draft: ConfigDraft) -> None:
     if f"{tool} ignored" in _tables():
         mark_ignored_keys(draft, f"{tool} ignored")
     mode = MODES.get(draft.setup.get("parallel") or "single")
-    has_zero3 = mode is not None and mode.zero_stage == 3
-    if tool == "llamafactory" and (has_zero3 or draft.setup.get("parallel") == "fsdp"):
-        refuse_conflicts(draft, "llamafactory fsdp", *(["llamafactory zero3"] if has_zero3 else []))
+    shards_weights = mode is not None and mode.zero_stage == 3
+    if tool == "llamafactory" and (shards_weights or draft.setup.get("parallel") == "fsdp"):
+        refuse_conflicts(draft, "llamafactory fsdp", *(["llamafactory sharded weights"] if shards_weights else []))

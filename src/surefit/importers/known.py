@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 
 def key_set(text: str) -> frozenset[str]:
@@ -15,8 +14,10 @@ def key_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _read(name: str) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads((Path(__file__).parent / "schemas" / name).read_text(encoding="utf-8"))
+def _read(name: str) -> dict[str, dict[str, str]]:
+    table: dict[str, dict[str, str]] = json.loads(
+        (Path(__file__).parent / "schemas" / name).read_text(encoding="utf-8")
+    )
     return table
 
 

@@ -66,7 +66,7 @@ def test_describe_tool_key_has_every_key(tool: str) -> None:
 
 
 def test_targets_are_keys_of_the_schema() -> None:
-    targets = {describe_tool_key(name, None)[0] for name in _table()["keys"]} - {"", "output_dir", "recipe"}
+    targets = {describe_tool_key(name, None)[0] for name in _table()[1]} - {"", "output_dir", "recipe"}
     for target in targets:
         section, _, key = target.partition(".")
         fields = _section_at(section)
@@ -89,4 +89,5 @@ def test_table_is_that_of_the_importers() -> None:
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert json.loads(script.text()) == _table()
+    written = json.loads(script.text())
+    assert (written["reasons"], written["keys"]) == _table()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from surefit.importers.configs import MODULES, load_tool_schema
-from surefit.importers.conflicts import _TERM, CONDITIONS, _tables, holds, read_rows
+from surefit.importers.conflicts import _TERM, CONDITIONS, _tables, holds, read_conflict_rows
 
-ROWS = [(table, *row) for table in _tables() for row in read_rows(table)]
+ROWS = [(table, *row) for table in _tables() for row in read_conflict_rows(table)]
 
 
 def test_every_row_can_be_read() -> None:
