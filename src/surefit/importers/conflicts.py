@@ -42,7 +42,7 @@ def _tables() -> dict[str, list[list[str]]]:
 
 
 def read_conflict_rows(table: str) -> Iterator[Row]:
-    """Yield the rows of a table, those of its short forms written out."""
+    """Yield the rows of a table, its short forms written out."""
     for kind, *rest in _tables()[table]:
         if kind == "only one":
             yield rest[0], rest[0], f"only one of {' and '.join(rest[0].split())}"
