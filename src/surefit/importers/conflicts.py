@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from surefit.config.modes import MODES
 from surefit.importers.config_mapping import ConfigDraft
@@ -89,7 +89,7 @@ def _word(value: Any) -> str:
     return "null" if value is None else str(value).lower()
 
 
-def is_whole_number(value: Any, least: int = 1) -> bool:
+def is_whole_number(value: Any, least: int = 1) -> TypeGuard[int]:
     """Return whether a value is an integer of at least `least`."""
     return type(value) is int and value >= least
 
