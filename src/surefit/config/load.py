@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from surefit.config.renamed import renamed_keys, with_new_names
 from surefit.config.schema import STACKED, SureFitConfig
+from surefit.config.tool_keys import describe_tool_key
 from surefit.core.errors import ConfigError, did_you_mean, os_help
 from surefit.core.units import KIB, truncate_text
 
@@ -386,8 +387,7 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
     if item["type"] == "extra_forbidden":
         section_class = _section_at(section)
         known_keys = list(section_class.model_fields) if section_class else []
-        hint = did_you_mean(name, known_keys) or _elsewhere(name)
-        return f"unknown key{hint}", f"known here: {', '.join(known_keys)}"
+        return f"unknown key{_hint(name, value, known_keys)}", f"known here: {', '.join(known_keys)}"
     expected = expected_text(dotted)
     if item["type"] == "missing":
         return "missing", f"add {name}: {EXAMPLES.get(dotted, expected)}"
@@ -412,6 +412,15 @@ EXAMPLES = {
     "output_dir": "runs/first",
 }
 """Example values of required keys."""
+
+
+def _hint(name: str, value: Any, known_keys: list[str]) -> str:
+    """Say how an unknown key is written: another tool's key, a key of another section, or a misspelled one."""
+    target, sentence = describe_tool_key(name, value)
+    translated = f"; {sentence}" if sentence else ""
+    if target.rpartition(".")[2] not in ("", name):
+        return translated
+    return _elsewhere(name) or translated or did_you_mean(name, known_keys)
 
 
 def _elsewhere(name: str) -> str:

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from surefit.config.modes import MODES
-from surefit.importers import conflicts, hf
 from surefit.importers import convert as c
+from surefit.importers import hf
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
-from surefit.importers.known import ACCELERATE
+from surefit.importers.conflicts import check_conflicts
+from surefit.importers.known import ACCELERATE, key_replacements
 
 PARALLEL = {
     "no": "none", "multi_gpu": "ddp", "multi_cpu": "ddp", "multi_npu": "ddp", "multi_xpu": "ddp", "multi_mlu": "ddp",
@@ -67,10 +68,6 @@ def _gpus(value: Any) -> Any:
     return c.UNSET if value == "all" else len(c.to_texts(str(value) if type(value) is int else value))
 
 
-def _offloads(value: Any) -> Any:
-    return True if c.to_lowercase(value) in ("cpu", "nvme") else c.UNSET
-
-
 KEYS: dict[str, KeyMapping] = {
     "num_processes": KeyMapping(_processes, None, "processes"),
     "num_machines": KeyMapping(c.to_int, None, "machines"),
@@ -86,16 +83,11 @@ KEYS: dict[str, KeyMapping] = {
     "fsdp_config.fsdp_sync_module_states": KeyMapping(c.to_bool, None, "fsdp_sync_states"),
     "deepspeed_config.zero_stage": KeyMapping(c.to_int, None, "parallel"),
     "deepspeed_config.gradient_accumulation_steps": KeyMapping(c.unless_auto(c.to_int), None, "accumulation"),
-    "deepspeed_config.offload_optimizer_device": KeyMapping(_offloads, None, "cpu_offload"),
-    "deepspeed_config.offload_param_device": KeyMapping(_offloads, None, "cpu_offload"),
+    "deepspeed_config.offload_optimizer_device": KeyMapping(c.true_if_offloaded, None, "cpu_offload"),
+    "deepspeed_config.offload_param_device": KeyMapping(c.true_if_offloaded, None, "cpu_offload"),
     **dict.fromkeys(SIZES, KeyMapping(c.to_int)),
 }
-GONE = {
-    "main_process_ip_address": "write main_process_ip",
-    "deepspeed_config_file": "write deepspeed_config: {deepspeed_config_file: …}",
-    "use_deepspeed": "write distributed_type: DEEPSPEED",
-    "use_fsdp": "write distributed_type: FSDP",
-}
+GONE = key_replacements("accelerate gone")
 
 
 def _finish(draft: ConfigDraft) -> None:
@@ -158,5 +150,5 @@ TOOL = ToolSchema(
     gone=GONE,
     finish=_finish,
     passes_over=lambda key: key.startswith(("deepspeed_config.", "fsdp_config.")),
-    conflicts=conflicts.check_accelerate_conflicts,
+    conflicts=check_conflicts,
 )

@@ -9,10 +9,10 @@ from surefit.config.schema import LoraSection
 from surefit.config.trackers import TRACKERS, Tracker
 from surefit.importers import convert as c
 from surefit.importers import hf
-from surefit.importers.axolotl_conflicts import check_axolotl_conflicts
 from surefit.importers.axolotl_data import read_datasets
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
-from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS
+from surefit.importers.conflicts import check_conflicts
+from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS, key_replacements
 from surefit.importers.paths import count_rows
 
 LORA_KEYS = (
@@ -123,41 +123,11 @@ KEYS: dict[str, KeyMapping] = {
     if key in AXOLOTL or key.startswith(("fsdp_config.", "gradient_checkpointing_kwargs.", "lr_scheduler_kwargs."))
     if key not in ("gradient_checkpointing", "bf16", "gradient_accumulation_steps")
 }
-GONE = {
-    "max_packed_sequence_len": "write sequence_len, with sample_packing: true",
-    "rope_scaling": "write overrides_of_model_config: {rope_scaling: …}",
-    "dpo_use_logits_to_keep": "remove it",
-    "dpo_generate_during_eval": "remove it",
-    "dpo_norm_loss": "remove it",
-    "rpo_alpha": "remove it",
-    "s2_attention": "remove it: shifted-sparse attention is not supported",
-    "flash_attn_rms_norm": "write liger_rms_norm, with its plugin",
-    "unsloth_cross_entropy_loss": "write lora_mlp_kernel, lora_qkv_kernel and lora_o_kernel",
-    "unsloth_lora_mlp": "write lora_mlp_kernel",
-    "unsloth_lora_qkv": "write lora_qkv_kernel",
-    "unsloth_lora_o": "write lora_o_kernel",
-    "unsloth_rms_norm": "write liger_rms_norm, with its plugin",
-    "unsloth_rope": "write liger_rope, with its plugin",
-}
+GONE = key_replacements("axolotl gone")
 """Removed keys: Axolotl 0.19.0 raises if they are set (schemas/deprecated.py, schemas/validation.py)."""
-DEPRECATED = {
-    "noisy_embedding_alpha": "write neftune_noise_alpha",
-    "dpo_beta": "write rl_beta",
-    "evaluation_strategy": "write eval_strategy",
-    "eval_table_size": "write generate_samples: true and num_generation_samples",
-    "eval_max_new_tokens": "write generation_max_new_tokens",
-}
+DEPRECATED = key_replacements("axolotl deprecated")
 """Keys that Axolotl 0.19.0 accepts with a warning → what to write instead."""
-ALIASES = {
-    "lora_rank": "lora_r", "lora_target": "lora_target_modules", "model_name_or_path": "base_model",
-    "per_device_train_batch_size": "micro_batch_size", "per_device_eval_batch_size": "eval_batch_size",
-    "num_train_epochs": "num_epochs", "max_length": "sequence_len", "max_seq_length": "sequence_len",
-    "cutoff_len": "sequence_len", "lr_scheduler_type": "lr_scheduler", "optim": "optimizer",
-    "packing": "sample_packing",
-    "use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora", "template": "chat_template",
-    "dataset": "datasets",
-    "val_size": "val_set_size", "lr": "learning_rate", "epochs": "num_epochs",
-}  # fmt: skip
+ALIASES = key_replacements("axolotl aliases")
 """Keys of LLaMA-Factory and TRL → Axolotl's name for them; Axolotl silently ignores these keys."""
 ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"], "noisy_embedding_alpha": hf.KEYS["neftune_noise_alpha"]}
 DEFAULTS = {
@@ -345,6 +315,6 @@ TOOL = ToolSchema(
     deprecated=DEPRECATED,
     passes_over=lambda key: True,
     off_is_unset=True,
-    conflicts=check_axolotl_conflicts,
+    conflicts=check_conflicts,
     aliases=ALIASES,
 )

@@ -113,6 +113,11 @@ def true_if_nonempty(value: Any) -> Any:
     return bool(value) or UNSET
 
 
+def true_if_offloaded(value: Any) -> Any:
+    """Return True for the device cpu or nvme, and `UNSET` for none."""
+    return True if to_lowercase(value) in ("cpu", "nvme") else UNSET
+
+
 def unless_auto(convert: Convert) -> Convert:
     """Return a converter that reads "auto" as `UNSET` and anything else like `convert`."""
     return lambda value: UNSET if value == "auto" else convert(value)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from surefit.importers import conflicts
 from surefit.importers import convert as c
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
-from surefit.importers.known import DEEPSPEED, ZERO
-
-
-def _offloads(value: Any) -> Any:
-    return True if c.to_lowercase(value) in ("cpu", "nvme") else c.UNSET
+from surefit.importers.conflicts import check_conflicts
+from surefit.importers.known import DEEPSPEED, ZERO, key_replacements
 
 
 def _stage(value: Any) -> str:
@@ -30,20 +26,13 @@ KEYS: dict[str, KeyMapping] = {
     "bfloat16.enabled": KeyMapping(_switch, None, "bf16"),
     "fp16.enabled": KeyMapping(_switch, None, "fp16"),
     "zero_optimization.stage": KeyMapping(_stage, None, "parallel"),
-    "zero_optimization.offload_optimizer.device": KeyMapping(_offloads, None, "cpu_offload"),
-    "zero_optimization.offload_param.device": KeyMapping(_offloads, None, "cpu_offload"),
+    "zero_optimization.offload_optimizer.device": KeyMapping(c.true_if_offloaded, None, "cpu_offload"),
+    "zero_optimization.offload_param.device": KeyMapping(c.true_if_offloaded, None, "cpu_offload"),
     "optimizer.params.lr": KeyMapping(_number, None, "learning_rate"),
     "scheduler.params.warmup_num_steps": KeyMapping(_whole, None, "warmup_steps"),
     "scheduler.params.total_num_steps": KeyMapping(_whole, None, "total_steps"),
 }
-DEPRECATED = {
-    "zero_optimization.cpu_offload": "write zero_optimization.offload_optimizer: {device: cpu}",
-    "zero_optimization.cpu_offload_param": "write zero_optimization.offload_param: {device: cpu}",
-    "zero_optimization.cpu_offload_params": "write zero_optimization.offload_param: {device: cpu}",
-    "zero_optimization.cpu_offload_use_pin_memory": "write pin_memory in offload_optimizer or offload_param",
-    "zero_optimization.stage3_gather_fp16_weights_on_model_save": "write stage3_gather_16bit_weights_on_model_save",
-    "allgather_size": "write zero_optimization.allgather_bucket_size",
-}
+DEPRECATED = key_replacements("deepspeed deprecated")
 """DeepSpeed 0.19 still reads the ZeRO keys under their new names (runtime/zero/config.py, json_schema_extra)."""
 OPEN = frozenset({"bf16", "bfloat16", "fp16", "optimizer", "scheduler"})
 
@@ -73,5 +62,5 @@ TOOL = ToolSchema(
     open_sections=OPEN,
     deprecated=DEPRECATED,
     passes_over=lambda key: not key.startswith("zero_optimization."),
-    conflicts=conflicts.check_deepspeed_conflicts,
+    conflicts=check_conflicts,
 )  # fmt: skip

@@ -13,6 +13,7 @@ from surefit.config.schema import SchedulerName
 from surefit.config.trackers import TRACKERS
 from surefit.importers import convert as c
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping
+from surefit.importers.known import key_replacements
 
 AUTO = "auto"
 SCHEDULES = {name: name for name in get_args(SchedulerName)}
@@ -180,15 +181,7 @@ OPEN_SECTIONS = frozenset(
     {"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "lr_scheduler_kwargs"}
 )
 
-GONE_BEFORE_5 = {
-    "evaluation_strategy": "write eval_strategy",
-    "per_gpu_train_batch_size": "write per_device_train_batch_size",
-    "per_gpu_eval_batch_size": "write per_device_eval_batch_size",
-    "tokenizer": "write processing_class, an argument of the trainer",
-    "dispatch_batches": "write accelerator_config",
-    "split_batches": "write accelerator_config",
-    "save_on_best": "write save_strategy: best",
-}
+GONE_BEFORE_5 = key_replacements("transformers gone before 5")
 """Removed in transformers 4.46 or earlier → what to write instead."""
 ONCE_BEFORE_5: dict[str, KeyMapping] = {
     "evaluation_strategy": KEYS["eval_strategy"],
@@ -196,32 +189,7 @@ ONCE_BEFORE_5: dict[str, KeyMapping] = {
     "per_gpu_eval_batch_size": KEYS["per_device_eval_batch_size"],
 }
 """Keys of `GONE_BEFORE_5` with the meaning of a newer key."""
-GONE_IN_5 = {
-    "warmup_ratio": "write warmup_steps, which is a share of the run if it is below 1",
-    "group_by_length": "write train_sampling_strategy: group_by_length",
-    "overwrite_output_dir": "remove it: an existing output_dir is always used",
-    "logging_dir": "write the environment variable TENSORBOARD_LOGGING_DIR",
-    "save_safetensors": "remove it: safetensors is the only format",
-    "no_cuda": "write use_cpu",
-    "use_mps_device": "remove it: the device is found",
-    "fp16_backend": "remove it: torch's autocast is used",
-    "half_precision_backend": "remove it: torch's autocast is used",
-    "fp16_opt_level": "remove it: Apex is not supported",
-    "torchdynamo": "write torch_compile_backend",
-    "adafactor": "write optim: adafactor",
-    "include_inputs_for_metrics": "write include_for_metrics: [inputs]",
-    "push_to_hub_token": "write hub_token",
-    "push_to_hub_model_id": "write hub_model_id",
-    "push_to_hub_organization": "write hub_model_id",
-    "jit_mode_eval": "remove it",
-    "use_ipex": "remove it",
-    "past_index": "remove it",
-    "tpu_num_cores": "remove it",
-    "tpu_metrics_debug": "write debug",
-    "ray_scope": "remove it",
-    "mp_parameters": "remove it",
-    "use_legacy_prediction_loop": "remove it",
-}
+GONE_IN_5 = key_replacements("transformers gone in 5")
 """Removed in transformers 5 → what to write instead; checked in 5.23.0's TrainingArguments, which has no such
 fields."""
 

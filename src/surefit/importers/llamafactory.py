@@ -9,10 +9,11 @@ from typing import Any
 from surefit.config.load import parse_yaml, read_config_text
 from surefit.config.schema import STACKED, LoraSection
 from surefit.core.errors import ConfigError, did_you_mean
-from surefit.importers import conflicts, hf
 from surefit.importers import convert as c
+from surefit.importers import hf
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
-from surefit.importers.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4
+from surefit.importers.conflicts import check_conflicts
+from surefit.importers.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4, key_replacements
 from surefit.importers.paths import first_rows
 
 LORA_KEYS = (
@@ -82,16 +83,7 @@ KEYS = hf.KEYS | {
     "template": KeyMapping(c.to_text, None, "chat_template"),
     "enable_thinking": KeyMapping(lambda value: {"enable_thinking": c.to_bool(value)}, "model.chat_template_kwargs"),
 }
-ALIASES = {
-    "max_seq_length": "cutoff_len", "max_seq_len": "cutoff_len", "sequence_len": "cutoff_len",
-    "base_model": "model_name_or_path", "lora_r": "lora_rank", "lora_target_modules": "lora_target",
-    "target_modules": "lora_target", "micro_batch_size": "per_device_train_batch_size",
-    "num_epochs": "num_train_epochs", "epochs": "num_train_epochs", "lr": "learning_rate",
-    "lr_scheduler": "lr_scheduler_type", "optimizer": "optim", "chat_template": "template",
-    "sample_packing": "packing", "val_set_size": "val_size", "load_in_4bit": "quantization_bit",
-    "load_in_8bit": "quantization_bit", "attn_implementation": "flash_attn", "datasets": "dataset",
-    "dataset_name": "dataset", "train_on_inputs": "train_on_prompt", "use_liger_kernel": "enable_liger_kernel",
-}  # fmt: skip
+ALIASES = key_replacements("llamafactory aliases")
 """Keys of Axolotl and TRL → LLaMA-Factory's name for them."""
 DEFAULTS = {
     "data.max_length": ("cutoff_len", 2048),
@@ -468,7 +460,7 @@ TOOL = ToolSchema(
     defaults=DEFAULTS,
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
-    conflicts=conflicts.check_llamafactory_conflicts,
+    conflicts=check_conflicts,
     aliases=ALIASES,
     takes_repeated=False,  # OmegaConf: "found duplicate key"
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from surefit.facts.validate_model_files import wrong_patterns
-from surefit.importers import conflicts, hf
 from surefit.importers import convert as c
+from surefit.importers import hf
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
-from surefit.importers.known import LORA_CONFIG
+from surefit.importers.conflicts import check_conflicts
+from surefit.importers.known import LORA_CONFIG, key_replacements
 
 
 def _targets(value: Any) -> Any:
@@ -34,7 +35,7 @@ KEYS: dict[str, KeyMapping] = {
     "trainable_token_indices": KeyMapping(c.true_if_nonempty, None, "trainable_tokens"),
     "use_rslora": KeyMapping(c.to_bool, None, "rslora"),
 }
-GONE = {"enable_lora": "target_modules", "merge_weights": "nothing: merging is a method of the model"}
+GONE = key_replacements("peft gone")
 
 
 def _finish(draft: ConfigDraft) -> None:
@@ -61,5 +62,5 @@ TOOL = ToolSchema(
     gone=GONE,
     finish=_finish,
     passes_over=lambda key: True,
-    conflicts=conflicts.check_peft_conflicts,
+    conflicts=check_conflicts,
 )

@@ -15,7 +15,7 @@ from surefit.core.errors import ConfigError, SureFitError
 from surefit.facts.setup import SettingLocation, Setup
 from surefit.importers import hf, peft_adapter, trl
 from surefit.importers.config_mapping import ConfigDraft, ToolSchema
-from surefit.importers.known import SFT_CONFIG, TRAINING_ARGUMENTS
+from surefit.importers.known import SFT_CONFIG, TRAINING_ARGUMENTS, key_replacements
 from surefit.importers.paths import find_missing_files
 from surefit.importers.python_calls import (
     ARGUMENTS,
@@ -43,28 +43,9 @@ IN_SFT_CONFIG = (
     "chars_per_token", "dataset_batch_size", "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "eval_packing",
     "max_seq_length", "model_init_kwargs", "neftune_noise_alpha", "num_of_sequences", "packing",
 )  # fmt: skip
-INSTEAD = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | trl.GONE | {
-    "max_prompt_length": "remove it: leave rows whose prompt is too long out of the data set",
-    "max_completion_length": "write max_length",
-    "max_target_length": "write max_length",
-    "generate_during_eval": "remove it: a TrainerCallback can generate",
-    "rpo_alpha": 'write loss_type=["sigmoid", "sft"] with loss_weights',
-    "reference_free": "remove it: CPOTrainer does not use a reference model",
-    "ref_model_init_kwargs": "load the reference model, and pass it as ref_model",
-    "use_liger_loss": "write use_liger_kernel",
-    "wandb_log_unique_prompts": "write log_unique_prompts",
-    "vllm_guided_decoding_regex": "write vllm_structured_outputs_regex",
-    "dispatch_batches": "write accelerator_config",
-    "split_batches": "write accelerator_config",
-}  # fmt: skip
+INSTEAD = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | trl.GONE | key_replacements("arguments gone")
 """Removed argument → what to write instead."""
-GONE_FROM_LOADS = {
-    "load_in_4bit": "write quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
-    "load_in_8bit": "write quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
-    "use_flash_attention_2": 'write attn_implementation="flash_attention_2"',
-    "use_auth_token": "write token",
-    "resume_download": "remove it: downloads are always resumed",
-}  # fmt: skip
+GONE_FROM_LOADS = key_replacements("from_pretrained gone")
 """Arguments of a model's `from_pretrained` in transformers 4 that 5.0.0 and 5.23.0 no longer consume before they build
 the model. A model's own code (trust_remote_code) may still accept them."""
 UNSLOTHS = frozenset({"max_seq_length"})

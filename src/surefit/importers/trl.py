@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from surefit.facts.setup import Setup
-from surefit.importers import conflicts, hf, peft_adapter
 from surefit.importers import convert as c
+from surefit.importers import hf, peft_adapter
 from surefit.importers.axolotl_data import is_plain_split
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
-from surefit.importers.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
+from surefit.importers.conflicts import check_conflicts
+from surefit.importers.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES, key_replacements
 from surefit.importers.releases import NAMES, TargetReleases, release_table
 from surefit.importers.requirements import read_project_requirements
 from surefit.importers.values import trl_commands
@@ -72,27 +73,13 @@ KEYS = hf.KEYS | {
     "eos_token": KeyMapping(c.to_text, None, "eos_token"),
     "chat_template_path": KeyMapping(c.to_text, None, "chat_template"),
 }
-GONE = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | {
-    "max_seq_length": "write max_length",
-    "torch_dtype": "write dtype",
-    "use_liger": "write use_liger_kernel",
-    "response_template": "write assistant_only_loss or completion_only_loss",
-    "dataset_batch_size": "remove it",
-    "num_of_sequences": "remove it",
-    "chars_per_token": "remove it",
-}  # fmt: skip
+GONE = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | key_replacements("trl gone")
 ONCE = hf.ONCE_BEFORE_5 | hf.ONCE_IN_5 | {
     "max_seq_length": KEYS["max_length"],
     "torch_dtype": KEYS["dtype"],
     "use_liger": KEYS["use_liger_kernel"],
 }  # fmt: skip
-ONCE_IN_STAGES = {
-    "max_prompt_length": "write max_length, which counts prompt and answer together",
-    "generate_during_eval": "remove it: TRL no longer generates answers during preference training",
-    "is_encoder_decoder": "remove it: TRL trains decoders only",
-    "padding_value": "remove it: the tokenizer's pad token is used",
-    "reward_model_path": "write reward_funcs",
-}
+ONCE_IN_STAGES = key_replacements("trl gone from its stages")
 """Keys that configs of TRL's other trainers accepted before 1.0 → what to write instead."""
 DEFAULTS = {
     "data.max_length": ("max_length", 1024),
@@ -414,5 +401,5 @@ TOOL = ToolSchema(
     open_sections=hf.OPEN_SECTIONS,
     passes_over=lambda key: True,
     extensions=OPEN_R1,
-    conflicts=conflicts.check_trl_conflicts,
+    conflicts=check_conflicts,
 )

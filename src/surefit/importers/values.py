@@ -29,25 +29,10 @@ NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 """The name of a variable that a program fills in before the tool reads the file, like `PLACEHOLDER`."""
 SHOWN = 12
 """The largest number of words that a message lists."""
-ABOVE_ZERO = key_set("""
-    micro_batch_size gradient_accumulation_steps batch_size eval_batch_size sequence_len cutoff_len lora_r lora_rank
-    r lora_alpha per_device_train_batch_size per_device_eval_batch_size train_batch_size num_machines num_epochs
-    train_micro_batch_size_per_gpu tensor_parallel_size context_parallel_size dataset_processes fsdp_min_num_params
-    preprocessing_num_workers num_generations max_completion_length reduce_bucket_size
-""")
-NOT_NEGATIVE = key_set("""
-    learning_rate weight_decay max_grad_norm warmup_steps adam_epsilon num_train_epochs machine_rank
-    gradient_clipping temperature dataloader_num_workers early_stopping_patience val_set_size val_size
-    test_split_size logging_steps save_steps eval_steps saves_per_epoch evals_per_epoch allgather_bucket_size
-    sub_group_size stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters
-    stage3_max_reuse_distance stage3_model_persistence_threshold zero_hpz_partition_size buffer_count buffer_size
-    max_in_cpu loss_scale loss_scale_window min_loss_scale initial_scale_power hysteresis
-""")
-SHARES = key_set("""
-    lora_dropout warmup_ratio adam_beta1 adam_beta2 label_smoothing_factor cosine_min_lr_ratio
-    cosine_constant_lr_ratio gpu_memory_limit_share vllm_gpu_memory_utilization vllm_gpu_util test_split_size top_p
-    relora_prune_ratio ratio
-""")
+ABOVE_ZERO, NOT_NEGATIVE, SHARES = (
+    key_set(keys) for keys in json.loads((SCHEMAS / "ranges.json").read_text(encoding="utf-8")).values()
+)
+"""Last parts of keys whose numbers are above 0, at least 0, or from 0 to 1, in every tool."""
 ANY_CASE = re.compile(
     r"fsdp_config\.|mixed_precision|downcast_bf16|rdzv_backend|optimizer\.type|gradient_allreduce_op|"
     r"(seq_parallel_)?communication_data_type|dynamo_|\w*log_level|bias"
