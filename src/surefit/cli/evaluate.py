@@ -13,7 +13,7 @@ from surefit.cli.options import EachGpu, Overrides, Target
 from surefit.cli.render import Output
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNDECIDED
 from surefit.core.rundir import RunDir, read_json
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.core.units import plural, truncate_text
 from surefit.evaluate.answers import BASELINE, GRAMMAR, base_variant, read_variant, select_tuned_variant
 
@@ -239,8 +239,8 @@ def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], coun
     for word, sign in (("won", 1), ("lost", -1)):
         rows = [(a, b) for a, b, difference in scored_pairs if sign * difference > 0]
         out.say(f"{name}: {plural(len(rows), 'row')} {word} by {tuned} against {base}", "bold")
-        for i in evenly_spaced_indices(len(rows), count):
-            _say_row(out, primary, base, tuned, *rows[i])
+        for row in evenly_spaced(rows, count):
+            _say_row(out, primary, base, tuned, *row)
 
 
 def _say_row(out: Output, primary: str, base: str, tuned: str, before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ConfigError, DataError, did_you_mean
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.evaluate.answers import BASELINE, Answers, align_answers, list_scored_variants, read_answers, read_run
 from surefit.evaluate.estimates import compute_estimates
 from surefit.evaluate.paired import ScoreRows, paired_differences, row_values
@@ -222,8 +222,7 @@ def _rows_that_differ(
     lost = [number for number, pair in enumerate(values) if pair is not None and pair[1] < pair[0]]
 
     def shown(numbers: Sequence[int]) -> list[dict[str, Any]]:
-        selected = [numbers[i] for i in evenly_spaced_indices(len(numbers), SHOWN)]
-        return [_example(before[number], after[number], values[number]) for number in selected]
+        return [_example(before[number], after[number], values[number]) for number in evenly_spaced(numbers, SHOWN)]
 
     return {"won": shown(won), "lost": shown(lost)}
 

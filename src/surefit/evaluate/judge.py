@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import append_jsonl, read_jsonl
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.core.units import plural
 from surefit.evaluate.stats import MeanInterval, bootstrap_mean, paired_bootstrap
 from surefit.facts.thinking import strip_reasoning
@@ -100,7 +100,7 @@ class CachedJudge:
 
     def would_call(self, pairs: Sequence[AnswerPair], limit: int | None = None) -> JudgeCost:
         """Return the cost of `judge`, without calling the model."""
-        selected = _chosen(pairs, limit)
+        selected = evenly_spaced(pairs, limit)
         differing = [pair for pair in selected if pair.a != pair.b]
         questions = [pair.messages(swapped) for pair in differing for swapped in (False, True)]
         uncached = [question for question in questions if self._key(question) not in self.known]
@@ -115,7 +115,7 @@ class CachedJudge:
         Returns:
             See `summarize_votes`.
         """
-        selected = _chosen(pairs, limit)
+        selected = evenly_spaced(pairs, limit)
         differing = [pair for pair in selected if pair.a != pair.b]
         self._learn([pair.messages(swapped) for pair in differing for swapped in (False, True)], on_progress)
         votes = [tuple(self._vote(pair, swapped) for swapped in (False, True)) for pair in differing]
@@ -168,10 +168,6 @@ def _gold_says(pair: tuple[float, float] | None) -> Vote | None:
     if pair is None:
         return None
     return "tie" if pair[0] == pair[1] else "b" if pair[1] > pair[0] else "a"
-
-
-def _chosen(pairs: Sequence[AnswerPair], limit: int | None) -> list[AnswerPair]:
-    return [pairs[i] for i in evenly_spaced_indices(len(pairs), limit)]
 
 
 def parse_verdict(answer: str) -> Vote | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, errors_at
 from surefit.core.progress import OnProgress, ignore_progress
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.data.rows.layouts import Examples
 from surefit.task import Example, Prediction, Scores, TaskRecipe
 
@@ -56,8 +56,7 @@ def select_eval_rows(name: str, examples: Examples, limit: int | None) -> EvalRo
             field="data.eval" if name == "eval" else f"evaluate.extra_sets.{name}",
             help="hold out more rows, or name a file with such rows",
         )
-    indices = [answered[i] for i in evenly_spaced_indices(len(answered), limit)]
-    return EvalRows.select(examples, indices, len(examples) - len(answered))
+    return EvalRows.select(examples, evenly_spaced(answered, limit), len(examples) - len(answered))
 
 
 @dataclass(frozen=True)
