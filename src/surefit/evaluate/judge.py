@@ -21,6 +21,7 @@ from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import append_jsonl, read_jsonl
 from surefit.core.sampling import evenly_spaced
 from surefit.core.units import plural
+from surefit.evaluate.compare import ComparedRow
 from surefit.evaluate.stats import MeanInterval, bootstrap_mean, paired_bootstrap
 from surefit.facts.thinking import strip_reasoning
 from surefit.task import Message
@@ -149,13 +150,17 @@ def cache_file(directory: Path, identity: str) -> Path:
     return directory / "judge" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.jsonl"
 
 
-def build_answer_pairs(
-    a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], values: Sequence[tuple[float, float] | None]
-) -> list[AnswerPair]:
+def build_answer_pairs(rows: Sequence[ComparedRow]) -> list[AnswerPair]:
     """Build the answer pairs of a comparison; of several sampled answers the first is used."""
     return [
-        AnswerPair(new.get("prompt", old.get("prompt")), new.get("gold"), _text(old), _text(new), _gold_says(pair))
-        for old, new, pair in zip(a, b, values, strict=True)
+        AnswerPair(
+            row.after.get("prompt", row.before.get("prompt")),
+            row.after.get("gold"),
+            _text(row.before),
+            _text(row.after),
+            _gold_says(row.values),
+        )
+        for row in rows
     ]
 
 
