@@ -19,7 +19,7 @@ from surefit.cli.render import Output
 from surefit.config.inputs import input_files, row_files
 from surefit.core.errors import EXIT_OK, ConfigError, DataError
 from surefit.core.output import json_with, output_file
-from surefit.core.progress import OnProgress, ignore_progress
+from surefit.core.progress import OnProgress, ignore_progress, offset_progress
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
 from surefit.core.units import plural, shell_quote
 from surefit.data.read.load import Rows, load_rows
@@ -89,7 +89,7 @@ def predict_rows(out: Output, run: CheckedRun, options: PredictOptions, world: W
             for _, respondent in open_prompt_models(config, run.recipe, run.hardware, run.run, [variant]):
                 for portion in _portions(settings, rows, done_rows, world):
                     broadcast_from_rank0(portion, world)
-                    portion_progress = _shift_progress(on_progress, portion.indices[0], rows.count)
+                    portion_progress = offset_progress(on_progress, portion.indices[0], rows.count)
                     lines = _answer_portion(run, respondent, settings, portion, world, portion_progress)
                     target.add(lines) if target else _show(out, records, lines, options.prompt)
                 broadcast_from_rank0(None, world)
@@ -280,10 +280,6 @@ def _answer_portion(
         for place, prompt in enumerate(prompts)
     ]
     return gather_in_order(places, lines, world)
-
-
-def _shift_progress(on_progress: OnProgress, before: int, total: int) -> OnProgress:
-    return lambda done, _, text: on_progress(before + done, total, text)
 
 
 def _about(run: CheckedRun, variant: str, way: GenerationSettings, rows: _RowsToAnswer) -> dict[str, Any]:

@@ -165,8 +165,8 @@ def _row(name: str, metric: MetricComparison) -> list[str]:
     diff, p = metric.difference, metric.mcnemar_p
     return [
         name,
-        interval_text(metric.a),
-        interval_text(metric.b),
+        interval_text(metric.a.document()),
+        interval_text(metric.b.document()),
         points_text(diff.difference, (diff.low, diff.high)),
         *map(str, (diff.wins, diff.losses, diff.ties)),
         "-" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001",

@@ -108,8 +108,7 @@ def evaluate_and_show(
 def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> int:
     """Do everything short of loading a model: check settings, variants, and rows that cannot be scored."""
     from surefit.evaluate.generation_settings import list_generation_settings
-    from surefit.evaluate.rows import require_scorable, select_eval_rows
-    from surefit.evaluate.variants import select_variants
+    from surefit.evaluate.runner import select_variants_and_rows
     from surefit.stages.evaluating import is_trained_model_scored, load_eval_sets
     from surefit.stages.events import require_trained
 
@@ -117,13 +116,8 @@ def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> in
         require_trained(run.run)
     config = run.resolved.config
     section = config.evaluate
-    models = select_variants(config, run.run, variants or None)
+    models, rows_by_set = select_variants_and_rows(config, run.recipe, run.run, load_eval_sets(run), variants or None)
     settings_list = list_generation_settings(config, run.recipe)
-    rows_by_set = {
-        name: select_eval_rows(name, examples, section.max_examples) for name, examples in load_eval_sets(run).items()
-    }
-    for rows in rows_by_set.values():
-        require_scorable(rows, run.recipe, section.samples)
     names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in models for w in settings_list)]
     counts = {name: len(rows) for name, rows in rows_by_set.items()}
     sets = ", ".join(f"{name} ({plural(count, 'row')})" for name, count in counts.items())

@@ -186,7 +186,8 @@ def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path
     estimates = compute_estimates(scores, run.recipe)
     differences = _differences_to_merged(run, settings.of(conversion.source.name), rows.where, scores)
     lines = [
-        {"metric": name, "score": _interval(e["mean"], *e["ci95"]), "difference": differences.get(name, "–"), **e}
+        {"metric": name, "score": _interval(e.mean, e.low, e.high), "difference": differences.get(name, "–")}
+        | e.document()
         for name, e in estimates.items()
     ]
     return {"n": len(rows), "primary_metric": run.recipe.primary_metric, "lines": lines}

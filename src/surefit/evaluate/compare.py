@@ -18,7 +18,7 @@ from surefit.core.sampling import evenly_spaced
 from surefit.evaluate.answers import BASELINE, Answers, align_answers, list_scored_variants, read_answers, read_run
 from surefit.evaluate.estimates import compute_estimates
 from surefit.evaluate.paired import ScoreRows, paired_differences
-from surefit.evaluate.stats import PairedDifference, Verdict, detectable_difference, spread_of_difference
+from surefit.evaluate.stats import MeanInterval, PairedDifference, Verdict, detectable_difference, spread_of_difference
 from surefit.task import TaskRecipe, add_task_prefix, mean_scores, select_task_rows, strip_task_prefix
 
 SHOWN = 5
@@ -56,14 +56,14 @@ class MetricComparison:
     """Comparison of b with a by one metric.
 
     Attributes:
-        a, b: both scores with their intervals (`compute_estimates`).
+        a, b: both scores with their intervals.
         difference: b minus a, with its interval, and the rows won, lost and tied.
         mcnemar_p: p of McNemar's test, where scores are 0 and 1.
         detectable: smallest true difference that these rows detect in four of five test sets.
     """
 
-    a: dict[str, Any]
-    b: dict[str, Any]
+    a: MeanInterval
+    b: MeanInterval
     difference: PairedDifference
     mcnemar_p: float | None
     detectable: float
@@ -71,7 +71,7 @@ class MetricComparison:
     def document(self) -> dict[str, Any]:
         """Return the metric as `surefit compare --json` shows it."""
         test = {"mcnemar_p": self.mcnemar_p, "detectable": self.detectable}
-        return {"a": self.a, "b": self.b, **self.difference.document(), **test}
+        return {"a": self.a.document(), "b": self.b.document(), **self.difference.document(), **test}
 
 
 @dataclass(frozen=True)
@@ -224,14 +224,14 @@ def _sensitivity(
     after: ScoreRows,
     recipe: TaskRecipe,
     differences: Mapping[str, PairedDifference],
-    estimates: Mapping[str, Mapping[str, Any]],
+    estimates: Mapping[str, MeanInterval],
 ) -> dict[str, tuple[float | None, float]]:
     """Return metric → McNemar's p, if scores are 0 and 1, and the detectable difference; `estimates` are those of b."""
     if not recipe.parts:
         return {
             name: (
                 _mcnemar_p(before, after, name, recipe, differences[name]),
-                detectable_difference(spread_of_difference(before, after, name, recipe.aggregate), estimate["n"]),
+                detectable_difference(spread_of_difference(before, after, name, recipe.aggregate), estimate.n),
             )
             for name, estimate in estimates.items()
         }

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from surefit.core.progress import OnProgress, ignore_progress
+from surefit.core.progress import OnProgress, ignore_progress, offset_progress
 from surefit.core.rundir import append_jsonl, read_jsonl
 from surefit.core.sampling import evenly_spaced
 from surefit.core.units import plural
 from surefit.evaluate.compare import ComparedRow
-from surefit.evaluate.stats import MeanInterval, bootstrap_mean, paired_bootstrap
+from surefit.evaluate.stats import bootstrap_mean, paired_bootstrap
 from surefit.facts.thinking import strip_reasoning
 from surefit.task import Message
 
@@ -132,11 +132,8 @@ class CachedJudge:
         uncached = [question for question in questions if self._key(question) not in self.known]
         for start in range(0, len(uncached), PORTION):
             portion = uncached[start : start + PORTION]
-
-            def part(done: int, _: int, text: str, start: int = start) -> None:
-                on_progress(start + done, len(uncached), text)
-
-            for question, answer in zip(portion, self.ask(portion, part), strict=True):
+            answers = self.ask(portion, offset_progress(on_progress, start, len(uncached)))
+            for question, answer in zip(portion, answers, strict=True):
                 key = self._key(question)
                 self.known[key] = answer
                 append_jsonl(self.cache, {"key": key, "answer": answer})
@@ -254,5 +251,4 @@ def _share(values: Sequence[float | None]) -> dict[str, Any] | None:
     counted = [value for value in values if value is not None]
     if not counted:
         return None
-    interval: MeanInterval = bootstrap_mean(counted)
-    return {"mean": interval.mean, "ci95": [interval.low, interval.high], "n": interval.n}
+    return bootstrap_mean(counted).document()

@@ -15,7 +15,7 @@ from surefit.core.units import plural, truncate_text
 from surefit.data.read.load import Rows, load_rows
 from surefit.data.rows.layouts import Examples, to_examples, to_prompts
 from surefit.evaluate.answers import BASELINE
-from surefit.evaluate.estimates import compute_estimates
+from surefit.evaluate.estimates import compute_estimates, documents
 from surefit.evaluate.rows import (
     EvalRows,
     RowPrediction,
@@ -102,7 +102,7 @@ def score_files(
         "references": len(rows),
         "matched_by": matched_by,
         "primary_metric": recipe.primary_metric,
-        "metrics": compute_estimates(scores, recipe),
+        "metrics": documents(compute_estimates(scores, recipe)),
         "unparsed": sum(line["parsed"] is None for line in lines),
         "truncated": sum(line["truncated"] for line in lines),
         "baselines": _baselines(recipe, eval_rows),
@@ -149,10 +149,8 @@ def _baselines(recipe: TaskRecipe, rows: EvalRows) -> dict[str, Any]:
     """Return the scores of the recipe's baselines on the same rows; empty if the rows have no prompt."""
     if not all(example.messages or example.text for example in rows.examples):
         return {}
-    return {
-        BASELINE + name: compute_estimates(score_rows(recipe, rows, predict_baseline(recipe, rows, name)), recipe)
-        for name in recipe.baselines
-    }
+    scores = {name: score_rows(recipe, rows, predict_baseline(recipe, rows, name)) for name in recipe.baselines}
+    return {BASELINE + name: documents(compute_estimates(values, recipe)) for name, values in scores.items()}
 
 
 def group_samples(answers: list[PredictedAnswer], columns: Sequence[str]) -> list[PredictedAnswer]:

@@ -71,6 +71,10 @@ class MeanInterval:
     high: float
     n: int
 
+    def document(self) -> dict[str, Any]:
+        """Return the mean as artefacts and `--json` show it; the key is ci95 whatever the confidence."""
+        return {"mean": self.mean, "ci95": [self.low, self.high], "n": self.n}
+
 
 @dataclass(frozen=True)
 class PairedDifference:

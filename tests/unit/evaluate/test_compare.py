@@ -24,7 +24,7 @@ from surefit.evaluate.compare import (
 )
 from surefit.evaluate.gate import evaluate_gate, require_reference
 from surefit.evaluate.plot import draw_forest_plot
-from surefit.evaluate.stats import PairedDifference
+from surefit.evaluate.stats import MeanInterval, PairedDifference
 from surefit.task import TaskRecipe
 
 RECIPE = TaskRecipe(
@@ -47,7 +47,9 @@ def test_an_example_shows_the_place_where_the_answers_part():
 
 
 def test_rows_too_few_for_any_difference_are_said_to_be():
-    metric = MetricComparison({}, {}, PairedDifference(1 / 3, -0.5, 1.0, 2, 1, 0), 1.0, 1.525)
+    metric = MetricComparison(
+        MeanInterval(0, 0, 0, 3), MeanInterval(0, 0, 0, 3), PairedDifference(1 / 3, -0.5, 1.0, 2, 1, 0), 1.0, 1.525
+    )
     text = _verdict(AnswerComparison("a", "b", "chat", "irrelevance", {"irrelevance": metric}, []))
     assert text.endswith("3 rows are too few to find any difference four times in five.")
 
