@@ -109,12 +109,9 @@ def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> in
     """Do everything short of loading a model: check settings, variants, and rows that cannot be scored."""
     from surefit.evaluate.generation_settings import list_generation_settings
     from surefit.evaluate.runner import select_variants_and_rows
-    from surefit.stages.evaluating import is_trained_model_scored, load_eval_sets
-    from surefit.stages.events import require_trained
+    from surefit.stages.evaluating import evaluation_config, load_eval_sets
 
-    if is_trained_model_scored(variants):
-        require_trained(run.run)
-    config = run.resolved.config
+    config = evaluation_config(run, variants)
     section = config.evaluate
     models, rows_by_set = select_variants_and_rows(config, run.recipe, run.run, load_eval_sets(run), variants or None)
     settings_list = list_generation_settings(config, run.recipe)

@@ -214,7 +214,7 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
         name: MetricComparison(old[name], new[name], differences[name], *sensitivity[name])
         for name in sorted(differences, key=lambda name: name != main)
     }
-    values = _row_values(before, after, main, recipe)
+    values = _values_per_row(before, after, main, recipe)
     rows = [ComparedRow(*row) for row in zip(lines, b.lines, values, strict=True)]
     return AnswerComparison(a.name, b.name, recipe.name, main, metrics, rows)
 
@@ -267,7 +267,7 @@ def mcnemar(wins: int, losses: int) -> float:
     return min(1.0, 2 * outcomes / (1 << n))
 
 
-def _row_values(
+def _values_per_row(
     before: ScoreRows, after: ScoreRows, metric: str, recipe: TaskRecipe
 ) -> list[tuple[float, float] | None]:
     """Return each row's two values of a metric, or what `aggregate` gives for the row alone; None for a row without the
