@@ -239,8 +239,9 @@ def _sensitivity(
     primary = []
     for name, part in recipe.parts.items():
         if before_rows := select_task_rows(name, before):
-            of_part = (strip_task_prefix(name, values) for values in (differences, estimates))
-            part_results = _sensitivity(before_rows, select_task_rows(name, after), part, *of_part)
+            part_differences, part_estimates = strip_task_prefix(name, differences), strip_task_prefix(name, estimates)
+            after_rows = select_task_rows(name, after)
+            part_results = _sensitivity(before_rows, after_rows, part, part_differences, part_estimates)
             results |= add_task_prefix(name, part_results)
             primary.append(part_results[part.primary_metric][1])
     return {recipe.primary_metric: (None, math.hypot(*primary) / len(primary)), **results}
