@@ -446,8 +446,8 @@ def disk_size(path: Path) -> int:
     if path.is_dir():
         return sum(disk_size(Path(folder, name)) for folder, _, names in os.walk(path) for name in names)
     with contextlib.suppress(OSError):
-        found = path.lstat()
-        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+        status = path.lstat()
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
     return 0
 
 

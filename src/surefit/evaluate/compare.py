@@ -226,7 +226,7 @@ def _sensitivity(
     differences: Mapping[str, PairedDifference],
     estimates: Mapping[str, MeanInterval],
 ) -> dict[str, tuple[float | None, float]]:
-    """Return metric → McNemar's p, if scores are 0 and 1, and the detectable difference; `estimates` are those of b."""
+    """Return metric → McNemar's p, if scores are 0 and 1, and the detectable difference; `estimates` belong to b."""
     if not recipe.parts:
         return {
             name: (

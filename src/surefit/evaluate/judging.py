@@ -14,9 +14,9 @@ from surefit.evaluate.rows import (
     EvalRows,
     RowPrediction,
     build_prediction_line,
-    list_samples,
     predict_baseline,
     predictions_from_answers,
+    row_samples,
     score_rows,
 )
 from surefit.task import Prediction, TaskRecipe
@@ -41,7 +41,7 @@ def score_variant(
         for place, prompt in enumerate(prompted.prompts)
     ]
     tokens = sum(answer.tokens for answer in prompted.answers)
-    counts = _count_failures([prediction for answer in predictions for prediction in list_samples(answer)])
+    counts = _count_failures([prediction for answer in predictions for prediction in row_samples(answer)])
     return VariantResult(variant, lines, way.settings, way.costs, *counts, prompted.seconds, tokens)
 
 

@@ -100,7 +100,7 @@ def predictions_from_answers(
                 predictions.append(Prediction(next(iter(answer.ranked)), parsed=answer.ranked))
                 continue
             part = recipe.of(example)
-            samples = [prediction_from_text(part, made.text, made.truncated) for made in answer.generations]
+            samples = [prediction_from_text(part, output.text, output.truncated) for output in answer.generations]
             predictions.append(samples if len(samples) > 1 else samples[0])
     return predictions
 
@@ -117,7 +117,7 @@ def predict_baseline(recipe: TaskRecipe, rows: EvalRows, name: str) -> list[Pred
     return predictions
 
 
-def list_samples(answer: RowPrediction) -> Sequence[Prediction]:
+def row_samples(answer: RowPrediction) -> Sequence[Prediction]:
     """Return all predictions for a row."""
     return [answer] if isinstance(answer, Prediction) else answer
 
@@ -180,7 +180,7 @@ def build_prediction_line(
     """
     line: dict[str, Any] = {"index": rows.indices[place], "where": rows.where[place], **shown}
     line["gold"] = rows.examples[place].completion
-    samples = [{"text": p.text, "truncated": p.truncated, "parsed": p.parsed} for p in list_samples(answer)]
+    samples = [{"text": p.text, "truncated": p.truncated, "parsed": p.parsed} for p in row_samples(answer)]
     line |= samples[0]
     if not isinstance(answer, Prediction):
         line["samples"] = samples
