@@ -157,7 +157,9 @@ class Judge:
         prompts = [tokenize_prompt(example, self.tokenizer) for example in self.examples]
         answers = generate(model, self.tokenizer, prompts, DecodingConfig(self.config.evaluate.max_new_tokens, 25))
         return [
-            self.recipe.score(example, prediction_from_text(self.recipe, answer))[self.recipe.primary_metric]
+            self.recipe.score(example, prediction_from_text(self.recipe, answer.text, answer.truncated))[
+                self.recipe.primary_metric
+            ]
             for example, answer in zip(self.examples, answers, strict=True)
         ]
 

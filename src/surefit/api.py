@@ -240,11 +240,9 @@ def compare(
     """
     from surefit.stages.comparing import compare_answer_sets
 
-    document = compare_answer_sets(_side(a), _side(b), set_name, metric=metric)
-    del document["matched"]
-    document["judge"] = None
-    metric, scores = document["metric"], document["metrics"][document["metric"]]
-    return Comparison(metric, document["verdict"], scores["difference"], tuple(scores["ci95"]), document)
+    compared = compare_answer_sets(_side(a), _side(b), set_name, metric=metric)
+    diff = compared.main.difference
+    return Comparison(compared.metric, compared.verdict, diff.difference, (diff.low, diff.high), compared.document())
 
 
 def report(target: Target | TrainingResult, *others: Target | TrainingResult) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from surefit.cli.runs.reproduce import compare_curves
+from surefit.cli.runs.summary import disk_usage, summarize_run
 from surefit.core.rundir import RunDir
 
 
@@ -135,6 +136,22 @@ def test_a_line_that_no_reader_takes_does_not_hide_the_other_runs(surefit: Any) 
 
 def line(step: int, **values: Any) -> dict[str, Any]:
     return {"step": step, "loss": 2.0, "grad_norm": 1.0, "learning_rate": 1e-3, "tokens": 8} | values
+
+
+def test_list_and_show_count_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links count as nothing, except for a directory of the run on another disk; nor does a file that vanishes."""
+    run, elsewhere = RunDir(tmp_path / "run"), tmp_path / "scratch"
+    for folder in (run.path / "adapter", elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(b"0" * 100)
+    (run.path / "checkpoints").symlink_to(elsewhere)
+    (run.path / "adapter" / "linked").symlink_to(elsewhere / "weights")
+    (run.path / "linked").symlink_to(elsewhere / "weights")
+    run.events.write_text("\n" * 7)
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda top: ((*found[:2], [*found[2], "vanished"]) for found in walk(top)))
+    assert disk_usage(run) == {"adapter": 100, "checkpoints": 100, "files": 7}
+    assert summarize_run(run)["bytes"] == 207
 
 
 def test_curves_are_compared_bit_for_bit() -> None:

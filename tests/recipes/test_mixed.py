@@ -78,8 +78,8 @@ def test_a_task_with_corpus_scores_keeps_them() -> None:
     scores, own = [recipe.score(*pair) for pair in pairs], [alone.score(*pairs[n]) for n in (0, 2)]
     found, expected = compute_estimates(scores, recipe), compute_estimates(own, alone)
     assert {name: found[f"amr_parsing.{name}"] for name in expected} == expected
-    mean = (expected[alone.primary_metric]["mean"] + 1) / 2
-    assert found["mean_of_tasks"]["mean"] == pytest.approx(mean)
+    mean = (expected[alone.primary_metric].mean + 1) / 2
+    assert found["mean_of_tasks"].mean == pytest.approx(mean)
     assert recipe.aggregate(scores)["mean_of_tasks"] == pytest.approx(mean)
 
 
@@ -124,14 +124,14 @@ def test_the_mean_of_tasks_weighs_tasks_and_not_rows() -> None:
     scores = [{"math_reasoning.exact_match": row["exact_match"]} for row in alone]
     scores += [{"code_generation.pass@1": 1.0}] + [{"code_generation.pass@1": 0.0}] * 9
     found = compute_estimates(scores, MIXED)
-    assert found["mean_of_tasks"]["mean"] == pytest.approx(0.5)
-    assert found["mean_of_tasks"]["n"] == 110
+    assert found["mean_of_tasks"].mean == pytest.approx(0.5)
+    assert found["mean_of_tasks"].n == 110
     assert (
         found["math_reasoning.exact_match"]
         == compute_estimates(alone, recipes.get_recipe("math_reasoning"))["exact_match"]
     )
-    low, high = found["mean_of_tasks"]["ci95"]
-    below = [0.9 - found["math_reasoning.exact_match"]["ci95"][0], 0.1 - found["code_generation.pass@1"]["ci95"][0]]
+    low, high = (found["mean_of_tasks"].low, found["mean_of_tasks"].high)
+    below = [0.9 - found["math_reasoning.exact_match"].low, 0.1 - found["code_generation.pass@1"].low]
     assert low == pytest.approx(0.5 - math.hypot(*below) / 2)
     assert 0 <= low < 0.5 < high <= 1
 

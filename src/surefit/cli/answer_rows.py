@@ -19,7 +19,7 @@ from surefit.cli.render import Output
 from surefit.config.inputs import input_files, row_files
 from surefit.core.errors import EXIT_OK, ConfigError, DataError
 from surefit.core.output import json_with, output_file
-from surefit.core.progress import OnProgress, ignore_progress
+from surefit.core.progress import OnProgress, ignore_progress, offset_progress
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
 from surefit.core.units import plural, shell_quote
 from surefit.data.read.load import Rows, load_rows
@@ -30,7 +30,7 @@ from surefit.data.rows.layouts import Examples, to_prompts
 from surefit.evaluate.distributed import gather_in_order, local_row_indices, scale_progress
 from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
 from surefit.evaluate.inference import PORTION, PromptModel
-from surefit.evaluate.rows import EvalRows, GeneratedAnswer, build_prediction_line, predictions_from_answer
+from surefit.evaluate.rows import EvalRows, build_prediction_line, predictions_from_answers, score_rows
 from surefit.evaluate.runner import open_prompt_models
 from surefit.evaluate.variants import VARIANTS, select_variants, variant_location, variant_sha256
 from surefit.parallel.process_group import World, broadcast_from_rank0
@@ -92,7 +92,7 @@ def predict_rows(out: Output, run: CheckedRun, options: PredictOptions, world: W
             for _, respondent in open_prompt_models(config, run.recipe, run.hardware, run.run, [variant]):
                 for portion in _portions(settings, rows, done_rows, world):
                     broadcast_from_rank0(portion, world)
-                    portion_progress = _shift_progress(on_progress, portion.indices[0], rows.count)
+                    portion_progress = offset_progress(on_progress, portion.indices[0], rows.count)
                     lines = _answer_portion(run, respondent, settings, portion, world, portion_progress)
                     target.add(lines) if target else _show(out, records, lines, options.prompt)
                 broadcast_from_rank0(None, world)
@@ -273,26 +273,16 @@ def _answer_portion(
     prompts = respondent.prompts(rank_rows)
     rank_progress = scale_progress(on_progress, world, len(picked))
     answers = respondent.answer(rank_rows, prompts, way, rank_progress) if rank_rows else []
+    predictions = predictions_from_answers(run.recipe, rank_rows, answers)
+    # Without a gold answer there is nothing to score.
+    scored = [place for place, example in enumerate(rank_rows.examples) if example.completion is not None]
+    row_scores = score_rows(run.recipe, rank_rows.subset(scored), [predictions[place] for place in scored])
+    scores = dict(zip(scored, row_scores, strict=True))
     lines = [
-        _line(run, way, rank_rows, place, respondent.shown(prompt), answer)
-        for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        build_prediction_line(rank_rows, place, predictions[place], scores.get(place), prompt=respondent.shown(prompt))
+        for place, prompt in enumerate(prompts)
     ]
     return gather_in_order(places, lines, world)
-
-
-def _shift_progress(on_progress: OnProgress, before: int, total: int) -> OnProgress:
-    return lambda done, _, text: on_progress(before + done, total, text)
-
-
-def _line(
-    run: CheckedRun, way: GenerationSettings, rows: EvalRows, place: int, prompt: str, answer: GeneratedAnswer
-) -> dict[str, Any]:
-    example = rows.examples[place]
-    # Without a gold answer there is nothing to score.
-    recipe = run.recipe if example.completion is not None else None
-    predictions = predictions_from_answer(run.recipe, example, answer)
-    line = build_prediction_line(recipe, rows.indices[place], rows.where[place], example, predictions, way.samples)
-    return {"index": line.pop("index"), "where": line.pop("where"), "prompt": prompt, **line}
 
 
 def _about(run: CheckedRun, variant: str, way: GenerationSettings, rows: _RowsToAnswer) -> dict[str, Any]:

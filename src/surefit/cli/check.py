@@ -14,7 +14,8 @@ from surefit.cli.options import ConfigFile, Json, Overrides
 from surefit.cli.render import Output
 from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import plural, shell_quote
-from surefit.stages.eval_prompts import SAMPLED_ROWS, SAMPLED_TEXT, list_eval_sources
+from surefit.data.rows.sampling import sample_rows
+from surefit.stages.eval_prompts import list_eval_sources
 
 if TYPE_CHECKING:
     from surefit.lint.rule import Rule
@@ -131,7 +132,7 @@ def _not_looked_at(context: RunContext, report: dict[str, Any]) -> list[str]:
     ):
         notes.append(f"not looked at: {config.data.train}, which can only be read whole; JSON Lines can be sampled")
     if context.rows is not None:
-        sampled = len(context.rows.sample(SAMPLED_ROWS, SAMPLED_TEXT))
+        sampled = len(sample_rows(context.rows))
         if sampled < context.rows.total:
             notes.append(f"looked at {sampled} of {context.rows.estimated or f'{context.rows.total:,} rows'}")
     rendered = report.get("rendered", {"rows": 0, "of": 0})

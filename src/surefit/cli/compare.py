@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from surefit.cli.exits import verb
-from surefit.cli.intervals import interval_text
+from surefit.cli.intervals import interval_text, points_text
 from surefit.cli.render import Output
 from surefit.core import env
 from surefit.core.errors import EXIT_OK, ConfigError
@@ -19,6 +19,7 @@ from surefit.core.rundir import write_atomic
 from surefit.core.units import truncate_text
 
 if TYPE_CHECKING:
+    from surefit.evaluate.compare import AnswerComparison, ComparedRow, MetricComparison
     from surefit.evaluate.judge import Ask
     from surefit.task import Message
 
@@ -61,10 +62,8 @@ def compare(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the differences as SVG.")] = None,
 ) -> int:
     """Say whether B's answers are better than A's, on the same rows, and how sure that is."""
-    from surefit import recipes
     from surefit.config.inputs import row_files
     from surefit.core.svg import picture_file
-    from surefit.evaluate.compare import per_row_values
     from surefit.evaluate.judge import build_answer_pairs
     from surefit.evaluate.plot import draw_forest_plot
     from surefit.stages.comparing import compare_answer_sets
@@ -76,24 +75,15 @@ def compare(
     if plot is not None:
         picture_file(plot, row_files("A", a) | row_files("B", b))
     compared = compare_answer_sets(a, b, set_name, variant, metric, recipe)
-    compared["judge"] = None
-    if is_judged:
-        lines = compared.pop("matched")
-        values = per_row_values(
-            [x["scores"] for x, _ in lines],
-            [y["scores"] for _, y in lines],
-            compared["metric"],
-            recipes.get_recipe(compared["recipe"]),
-        )
-        pairs = build_answer_pairs([x for x, _ in lines], [y for _, y in lines], values)
-        compared["judge"] = _judge_pairs(out, options, pairs)
-    else:
-        compared.pop("matched")
+    verdicts = _judge_pairs(out, options, build_answer_pairs(compared.rows)) if is_judged else None
     _say(out, compared)
+    if verdicts and not dry_run:
+        _say_judge(out, verdicts)
+    document = compared.document(verdicts)
     if plot is not None:
-        write_atomic(plot, draw_forest_plot(compared))
+        write_atomic(plot, draw_forest_plot(document))
         out.say(f"Wrote {plot}")
-    out.result(compared)
+    out.result(document)
     return EXIT_OK
 
 
@@ -160,52 +150,49 @@ def _local(name: str) -> Ask:
     return ask
 
 
-def _say(out: Output, compared: dict[str, Any]) -> None:
-    out.say(f"A  {compared['a']}")
-    out.say(f"B  {compared['b']}")
-    rows = [_row(name, metrics) for name, metrics in compared["metrics"].items()]
+def _say(out: Output, compared: AnswerComparison) -> None:
+    out.say(f"A  {compared.a}")
+    out.say(f"B  {compared.b}")
+    rows = [_row(name, metric) for name, metric in compared.metrics.items()]
     columns = ["metric", "A", "B", "B - A, points", "won", "lost", "tied", "McNemar p", "could see"]
-    out.table(f"{compared['n']:,} rows, 95 % intervals", columns, rows)
-    primary = compared["metrics"][compared["metric"]]
-    for title, key in (("won by B", "won"), ("lost by B", "lost")):
-        _say_examples(out, title, compared[key])
-    out.paragraph(_verdict(compared, primary), {"better": "green", "worse": "red"}.get(compared["verdict"]))
-    if compared["judge"] and not compared["judge"].get("dry_run"):
-        _say_judge(out, compared["judge"])
+    out.table(f"{len(compared.rows):,} rows, 95 % intervals", columns, rows)
+    for title, examples in (("won by B", compared.won()), ("lost by B", compared.lost())):
+        _say_examples(out, title, examples)
+    out.paragraph(_verdict(compared), {"better": "green", "worse": "red"}.get(compared.verdict))
 
 
-def _row(name: str, found: dict[str, Any]) -> list[str]:
-    low, high = found["ci95"]
-    p = found["mcnemar_p"]
+def _row(name: str, metric: MetricComparison) -> list[str]:
+    diff, p = metric.difference, metric.mcnemar_p
     return [
         name,
-        interval_text(found["a"]),
-        interval_text(found["b"]),
-        f"{100 * found['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]",
-        *(str(found[key]) for key in ("wins", "losses", "ties")),
+        interval_text(metric.a.document()),
+        interval_text(metric.b.document()),
+        points_text(diff.difference, (diff.low, diff.high)),
+        *map(str, (diff.wins, diff.losses, diff.ties)),
         "-" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001",
         # A difference of shares is at most 100 points: if the detectable one is larger, these rows can show none.
-        "none" if p is not None and found["detectable"] > 1 else f"{100 * found['detectable']:.1f}",
+        "none" if p is not None and metric.detectable > 1 else f"{100 * metric.detectable:.1f}",
     ]
 
 
-def _verdict(compared: dict[str, Any], found: dict[str, Any]) -> str:
-    rows = found["wins"] + found["losses"] + found["ties"]
+def _verdict(compared: AnswerComparison) -> str:
+    main = compared.main
+    rows = main.difference.wins + main.difference.losses + main.difference.ties
     text = {
         "better": "B is better than A by more than chance",
         "worse": "B is worse than A by more than chance",
         "undecided": "No difference is shown: the interval holds zero",
-    }[compared["verdict"]]
-    if found["mcnemar_p"] is not None and found["detectable"] > 1:
-        return f"{text} ({compared['metric']}). {rows:,} rows are too few to find any difference four times in five."
+    }[compared.verdict]
+    if main.mcnemar_p is not None and main.detectable > 1:
+        return f"{text} ({compared.metric}). {rows:,} rows are too few to find any difference four times in five."
     return (
-        f"{text} ({compared['metric']}). With these {rows:,} rows a true difference of "
-        f"{100 * found['detectable']:.1f} points would be found four times in five."
+        f"{text} ({compared.metric}). With these {rows:,} rows a true difference of "
+        f"{100 * main.detectable:.1f} points would be found four times in five."
     )
 
 
-def _say_examples(out: Output, title: str, examples: Sequence[dict[str, Any]]) -> None:
-    for example in examples[:2]:
+def _say_examples(out: Output, title: str, rows: Sequence[ComparedRow]) -> None:
+    for example in (row.document() for row in rows[:2]):
         out.say(f"{title}: {example['where']}  (A {example['score_a']:.2f}, B {example['score_b']:.2f})")
         texts = {key: " ".join(str(example[key]).split()) for key in ("gold", "a", "b") if example[key] is not None}
         for key, text in zip(texts, cut_around_difference(list(texts.values())), strict=True):
@@ -226,10 +213,9 @@ def cut_around_difference(texts: Sequence[str], limit: int = CONTEXT) -> list[st
 
 
 def _say_judge(out: Output, judged: dict[str, Any]) -> None:
-    low, high = judged["ci95"]
     rows = [
         ["rows for B / for A / tied", f"{judged['wins']} / {judged['losses']} / {judged['ties']}"],
-        ["B - A, points", f"{100 * judged['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"],
+        ["B - A, points", points_text(judged["difference"], judged["ci95"])],
         ["both orders agree", _percent(judged["orders_agree"])],
         ["picks the first place (fair: 50 %)", _percent(judged["first_place"])],
         ["picks the longer answer", _percent(judged["longer"])],

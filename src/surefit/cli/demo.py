@@ -21,7 +21,7 @@ from surefit.cli.render import Output
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.output import json_lines_with, output_file
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.core.units import duration_text, plural
 from surefit.evaluate.answers import PREDICTIONS
 
@@ -144,7 +144,7 @@ def write_leaderboard(data: Path, place: Path) -> None:
     questions = read_category(data / "function_calling/bfcl", CATEGORY).values()
     rows = [row_from_question(question) for question in questions if len(question["question"]) == 1]
     short_rows = [row for row in rows if len(row["query"]) + len(row["tools"]) <= SHORT]
-    sampled_rows = [short_rows[place] for place in evenly_spaced_indices(len(short_rows), LEADERBOARD_ROWS)]
+    sampled_rows = evenly_spaced(short_rows, LEADERBOARD_ROWS)
     place.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(place, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sampled_rows))
 

@@ -13,7 +13,7 @@ from surefit.cli.options import EachGpu, Overrides, Target
 from surefit.cli.render import Output
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNDECIDED
 from surefit.core.rundir import RunDir, read_json
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.core.units import plural, truncate_text
 from surefit.evaluate.answers import BASELINE, GRAMMAR, base_variant, read_variant, select_tuned_variant
 
@@ -108,22 +108,13 @@ def evaluate_and_show(
 def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> int:
     """Do everything short of loading a model: check settings, variants, and rows that cannot be scored."""
     from surefit.evaluate.generation_settings import list_generation_settings
-    from surefit.evaluate.rows import require_scorable, select_eval_rows
-    from surefit.evaluate.variants import select_variants
-    from surefit.stages.evaluating import is_trained_model_scored, load_eval_sets
-    from surefit.stages.events import require_trained
+    from surefit.evaluate.runner import select_variants_and_rows
+    from surefit.stages.evaluating import evaluation_config, load_eval_sets
 
-    if is_trained_model_scored(variants):
-        require_trained(run.run)
-    config = run.resolved.config
+    config = evaluation_config(run, variants)
     section = config.evaluate
-    models = select_variants(config, run.run, variants or None)
+    models, rows_by_set = select_variants_and_rows(config, run.recipe, run.run, load_eval_sets(run), variants or None)
     settings_list = list_generation_settings(config, run.recipe)
-    rows_by_set = {
-        name: select_eval_rows(name, examples, section.max_examples) for name, examples in load_eval_sets(run).items()
-    }
-    for rows in rows_by_set.values():
-        require_scorable(rows, run.recipe, section.samples)
     names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in models for w in settings_list)]
     counts = {name: len(rows) for name, rows in rows_by_set.items()}
     sets = ", ".join(f"{name} ({plural(count, 'row')})" for name, count in counts.items())
@@ -239,8 +230,8 @@ def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], coun
     for word, sign in (("won", 1), ("lost", -1)):
         rows = [(a, b) for a, b, difference in scored_pairs if sign * difference > 0]
         out.say(f"{name}: {plural(len(rows), 'row')} {word} by {tuned} against {base}", "bold")
-        for i in evenly_spaced_indices(len(rows), count):
-            _say_row(out, primary, base, tuned, *rows[i])
+        for row in evenly_spaced(rows, count):
+            _say_row(out, primary, base, tuned, *row)
 
 
 def _say_row(out: Output, primary: str, base: str, tuned: str, before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -168,7 +168,7 @@ def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path
     from surefit.evaluate.estimates import compute_estimates
     from surefit.evaluate.generation_settings import list_generation_settings
     from surefit.evaluate.inference import LocalModel
-    from surefit.evaluate.rows import predictions_from_answer, score_row, select_eval_rows
+    from surefit.evaluate.rows import predictions_from_answers, score_rows, select_eval_rows
     from surefit.merge.quantised import reload_converted
     from surefit.model.tokenizer import load_tokenizer
 
@@ -182,14 +182,12 @@ def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path
     respondent = LocalModel(model, tokenizer, run.recipe, build_prompt_cutter(config, tokenizer))
     with out.progress("scoring") as on_progress:
         answers = respondent.answer(rows, respondent.prompts(rows), settings, on_progress)
-    scores = [
-        score_row(run.recipe, example, predictions_from_answer(run.recipe, example, answer), settings.samples)
-        for example, answer in zip(rows.examples, answers, strict=True)
-    ]
+    scores = score_rows(run.recipe, rows, predictions_from_answers(run.recipe, rows, answers))
     estimates = compute_estimates(scores, run.recipe)
     differences = _differences_to_merged(run, settings.of(conversion.source.name), rows.where, scores)
     lines = [
-        {"metric": name, "score": _interval(e["mean"], *e["ci95"]), "difference": differences.get(name, "–"), **e}
+        {"metric": name, "score": _interval(e.mean, e.low, e.high), "difference": differences.get(name, "–")}
+        | e.document()
         for name, e in estimates.items()
     ]
     return {"n": len(rows), "primary_metric": run.recipe.primary_metric, "lines": lines}

@@ -18,7 +18,6 @@ from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.units import plural, shell_quote
 from surefit.importers import ImportedConfig, UnmappedKey, find_tool, read_tool_config
 from surefit.lint.rule import LintContext, Rule
-from surefit.stages.eval_prompts import SAMPLED_ROWS, SAMPLED_TEXT
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -241,15 +240,12 @@ def _dataset(rows: Rows | None) -> Any:
 def _row_problems(found: ImportedConfig, rows: Rows | None) -> list[SureFitError]:
     """Return the errors of converting a sample of the rows to examples."""
     from surefit import recipes
-    from surefit.data.rows.layouts import to_examples
+    from surefit.data.rows.sampling import sample_examples
 
     if rows is None or found.loaded is None:
         return []
-    section = found.loaded.config.data
     try:
-        to_examples(
-            rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), recipes.get_recipe("chat"), section.format, section.bad_rows
-        )
+        sample_examples(rows, recipes.get_recipe("chat"), found.loaded.config.data)
     except SureFitError as error:
         return [error]
     return []

@@ -10,7 +10,7 @@ import typer
 from surefit.cli.exits import verb
 from surefit.cli.render import Output
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.core.units import plural, truncate_text
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _smoke_test(out: Output, found: ServingCommands, url: str, model: str | None
         for place, where in enumerate(rows.where)
         if where in answers_of_run and not answers_of_run[where]["truncated"]
     ]
-    sampled_rows = rows.subset([candidates[i] for i in evenly_spaced_indices(len(candidates), ASKED)])
+    sampled_rows = rows.subset(evenly_spaced(candidates, ASKED))
     respondent = ServerModel(
         ServedModel(url, model, field="--url", switches=config.evaluate.chat_template_kwargs), run.recipe
     )

@@ -14,6 +14,11 @@ def ignore_progress(done: int, total: int, text: str) -> None:
     """Ignore progress; the default `OnProgress`."""
 
 
+def offset_progress(on_progress: OnProgress, before: int, total: int, label: str = "") -> OnProgress:
+    """Report the progress of a part of the work as progress of all: `before` are done, and the label comes first."""
+    return lambda done, _, text: on_progress(before + done, total, f"{label} {text}".strip())
+
+
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
 
 

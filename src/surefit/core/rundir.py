@@ -440,6 +440,17 @@ def _unreadable(error: OSError, path: Path) -> DataError:
     )
 
 
+def disk_size(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a directory. Links in it count as nothing, and so does a file
+    that another process deletes meanwhile."""
+    if path.is_dir():
+        return sum(disk_size(Path(folder, name)) for folder, _, names in os.walk(path) for name in names)
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return 0
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, as `sha256sum` prints it."""
     with open_file(path) as file:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def evenly_spaced_indices(count: int, limit: int | None) -> list[int]:
@@ -14,6 +18,27 @@ def evenly_spaced_indices(count: int, limit: int | None) -> list[int]:
     """
     selected = count if limit is None else min(max(0, limit), count)
     return [position * count // selected for position in range(selected)]
+
+
+def evenly_spaced(items: Sequence[T], limit: int | None) -> list[T]:
+    """Return at most `limit` of the items, chosen by `evenly_spaced_indices`.
+
+    >>> evenly_spaced("abcdef", 3)
+    ['a', 'c', 'e']
+    """
+    return [items[index] for index in evenly_spaced_indices(len(items), limit)]
+
+
+def stream_evenly_spaced(items: Iterable[T], count: int, limit: int | None) -> Iterator[T]:
+    """Yield at most `limit` of `count` streamed items, chosen by `evenly_spaced_indices`; stop after the last of them.
+
+    >>> list(stream_evenly_spaced(iter("abcdef"), 6, 3))
+    ['a', 'c', 'e']
+    """
+    remaining, position = iter(items), 0
+    for index in evenly_spaced_indices(count, limit):
+        yield from islice(remaining, index - position, index - position + 1)
+        position = index + 1
 
 
 def split_by_total_size(sizes: Iterable[int], limit: int) -> Iterator[slice]:

@@ -18,7 +18,7 @@ from surefit.config.resolve import HardwareLike
 from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
 from surefit.core.lock import DirectoryInUse, hold_lock
-from surefit.core.progress import OnProgress, ignore_progress
+from surefit.core.progress import OnProgress, ignore_progress, offset_progress
 from surefit.core.rundir import RunDir, write_atomic, write_json
 from surefit.data.rows.layouts import Examples
 from surefit.data.rows.shorten import build_prompt_cutter
@@ -91,7 +91,7 @@ def score_checkpoints(
             recipe,
             build_prompt_cutter(config, checkpoint_model.tokenizer),
         )
-        report_progress = _part_of(on_progress, done * len(rows), total * len(rows), name)
+        report_progress = offset_progress(on_progress, done * len(rows), total * len(rows), name)
         result = score_distributed(name, respondent, recipe, rows, settings, cache, world, report_progress)
         if world.is_first:
             queue.files.write(SET, result)
@@ -113,10 +113,6 @@ def _rows(config: SureFitConfig, recipe: TaskRecipe, run: RunDir, held_out: Exam
     rows = select_eval_rows(SET, held_out, config.evaluate.max_examples)
     require_scorable(rows, recipe, config.evaluate.samples)
     return rows
-
-
-def _part_of(on_progress: OnProgress, before: int, total: int, label: str) -> OnProgress:
-    return lambda done, _, text: on_progress(before + done, total, f"{label} {text}".rstrip())
 
 
 class _Queue:

@@ -8,19 +8,123 @@ reported in addition, never instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ConfigError, DataError, did_you_mean
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.evaluate.answers import BASELINE, Answers, align_answers, list_scored_variants, read_answers, read_run
 from surefit.evaluate.estimates import compute_estimates
-from surefit.evaluate.paired import ScoreRows, paired_differences, row_values
-from surefit.evaluate.stats import PairedDifference, detectable_difference, spread_of_difference
+from surefit.evaluate.paired import ScoreRows, paired_differences
+from surefit.evaluate.stats import MeanInterval, PairedDifference, Verdict, detectable_difference, spread_of_difference
 from surefit.task import TaskRecipe, add_task_prefix, mean_scores, select_task_rows, strip_task_prefix
 
 SHOWN = 5
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """A row's lines of both sides and, if the row has the metric, both values of it."""
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    values: tuple[float, float] | None
+
+    @property
+    def gain(self) -> float:
+        """Difference of the values, positive if b won; 0 for a row without the metric."""
+        return self.values[1] - self.values[0] if self.values else 0.0
+
+    def document(self) -> dict[str, Any]:
+        """Return the row as `surefit compare --json` shows it."""
+        assert self.values is not None
+        return {
+            "where": self.after.get("where", self.after.get("index")),
+            "prompt": self.after.get("prompt", self.before.get("prompt")),
+            "gold": self.after.get("gold"),
+            "a": self.before["text"],
+            "b": self.after["text"],
+            "score_a": self.values[0],
+            "score_b": self.values[1],
+        }
+
+
+@dataclass(frozen=True)
+class MetricComparison:
+    """Comparison of b with a by one metric.
+
+    Attributes:
+        a, b: both scores with their intervals.
+        difference: b minus a, with its interval, and the rows won, lost and tied.
+        mcnemar_p: p of McNemar's test, where scores are 0 and 1.
+        detectable: smallest true difference that these rows detect in four of five test sets.
+    """
+
+    a: MeanInterval
+    b: MeanInterval
+    difference: PairedDifference
+    mcnemar_p: float | None
+    detectable: float
+
+    def document(self) -> dict[str, Any]:
+        """Return the metric as `surefit compare --json` shows it."""
+        test = {"mcnemar_p": self.mcnemar_p, "detectable": self.detectable}
+        return {"a": self.a.document(), "b": self.b.document(), **self.difference.document(), **test}
+
+
+@dataclass(frozen=True)
+class AnswerComparison:
+    """Comparison of the answers b with the answers a to the same rows.
+
+    Attributes:
+        a, b: their names.
+        recipe: name of the recipe that scored them.
+        metric: the metric of the verdict.
+        metrics: every metric, that of the verdict first.
+        rows: all rows, in the order of b.
+    """
+
+    a: str
+    b: str
+    recipe: str
+    metric: str
+    metrics: dict[str, MetricComparison]
+    rows: list[ComparedRow]
+
+    @property
+    def main(self) -> MetricComparison:
+        """Comparison by the metric of the verdict."""
+        return self.metrics[self.metric]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict on b: better, worse, or undecided if the interval contains zero."""
+        return self.main.difference.verdict
+
+    def won(self) -> list[ComparedRow]:
+        """Return some of the rows that b won, evenly spaced."""
+        return evenly_spaced([row for row in self.rows if row.gain > 0], SHOWN)
+
+    def lost(self) -> list[ComparedRow]:
+        """Return some of the rows that b lost, evenly spaced."""
+        return evenly_spaced([row for row in self.rows if row.gain < 0], SHOWN)
+
+    def document(self, judge: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the output of `surefit compare --json`; `judge` is what a judge model says."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "recipe": self.recipe,
+            "n": len(self.rows),
+            "metric": self.metric,
+            "verdict": self.verdict,
+            "metrics": {name: metric.document() for name, metric in self.metrics.items()},
+            "won": [row.document() for row in self.won()],
+            "lost": [row.document() for row in self.lost()],
+            "judge": judge,
+        }
 
 
 def read_pair(a: str, b: str, set_name: str = "eval", variant: str | None = None) -> tuple[Answers, Answers]:
@@ -87,107 +191,69 @@ def judging_recipe(a: Answers, b: Answers, name: str | None) -> str:
     return name or str(recorded)
 
 
-def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | None = None) -> dict[str, Any]:
+def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | None = None) -> AnswerComparison:
     """Compare the answers b with the answers a.
 
     Args:
         metric: metric of the verdict; the recipe's primary metric by default.
-
-    Returns:
-        The names, `n`, and per metric both scores with intervals, the difference with its interval, rows won, lost and
-        tied, McNemar's p where scores are 0 and 1, and the detectable difference; the verdict; some of the rows won and
-        lost; and `matched`, all rows as (a's line, b's line).
 
     Raises:
         ConfigError: an unknown metric.
         DataError: the rows differ; says how.
     """
     lines = align_answers(a, b)
-    before, after = _scores(lines), _scores(b.lines)
+    before, after = ([line["scores"] for line in side] for side in (lines, b.lines))
     differences = paired_differences(a.name, b.name, before, after, recipe)
-    metric_name = metric or recipe.primary_metric
-    if metric_name not in differences:
-        problem = f"the recipe {recipe.name} has no metric {metric_name!r}{did_you_mean(metric_name, differences)}"
+    main = metric or recipe.primary_metric
+    if main not in differences:
+        problem = f"the recipe {recipe.name} has no metric {main!r}{did_you_mean(main, differences)}"
         raise ConfigError(problem, code="E7013", help=f"choose from {', '.join(differences)}")
-    means = [compute_estimates(rows, recipe) for rows in (before, after)]
-    sensitivity = _sensitivity(a, b, before, after, recipe, means[1])
+    old, new = (compute_estimates(rows, recipe) for rows in (before, after))
+    sensitivity = _sensitivity(before, after, recipe, differences, new)
     metrics = {
-        name: {
-            "a": means[0][name],
-            "b": means[1][name],
-            **_difference(differences[name]),
-            **sensitivity[name],
-        }
-        for name in sorted(differences, key=lambda name: name != metric_name)
+        name: MetricComparison(old[name], new[name], differences[name], *sensitivity[name])
+        for name in sorted(differences, key=lambda name: name != main)
     }
-    return {
-        "a": a.name,
-        "b": b.name,
-        "recipe": recipe.name,
-        "n": len(before),
-        "metric": metric_name,
-        "verdict": decide_verdict(differences[metric_name]),
-        "metrics": metrics,
-        **_rows_that_differ(lines, b.lines, per_row_values(before, after, metric_name, recipe)),
-        "matched": list(zip(lines, b.lines, strict=True)),
-    }
-
-
-def _scores(lines: Sequence[dict[str, Any]]) -> ScoreRows:
-    return [line["scores"] for line in lines]
-
-
-def _difference(found: PairedDifference) -> dict[str, Any]:
-    interval = [found.low, found.high]
-    counts = {"wins": found.wins, "losses": found.losses, "ties": found.ties}
-    return {"difference": found.difference, "ci95": interval, **counts}
-
-
-def decide_verdict(found: PairedDifference) -> str:
-    """Return better or worse, or undecided if the interval contains zero."""
-    if found.low > 0:
-        return "better"
-    return "worse" if found.high < 0 else "undecided"
+    values = _values_per_row(before, after, main, recipe)
+    rows = [ComparedRow(*row) for row in zip(lines, b.lines, values, strict=True)]
+    return AnswerComparison(a.name, b.name, recipe.name, main, metrics, rows)
 
 
 def _sensitivity(
-    a: Answers, b: Answers, before: ScoreRows, after: ScoreRows, recipe: TaskRecipe, of: Mapping[str, Any]
-) -> dict[str, dict[str, float | None]]:
-    """Return metric → McNemar's p and the detectable difference; `of` holds the estimates of b."""
+    before: ScoreRows,
+    after: ScoreRows,
+    recipe: TaskRecipe,
+    differences: Mapping[str, PairedDifference],
+    estimates: Mapping[str, MeanInterval],
+) -> dict[str, tuple[float | None, float]]:
+    """Return metric → McNemar's p, if scores are 0 and 1, and the detectable difference; `estimates` belong to b."""
     if not recipe.parts:
         return {
-            name: {
-                "mcnemar_p": _mcnemar(a, b, before, after, name, recipe),
-                "detectable": detectable_difference(
-                    spread_of_difference(before, after, name, recipe.aggregate), estimate["n"]
-                ),
-            }
-            for name, estimate in of.items()
+            name: (
+                _mcnemar_p(before, after, name, recipe, differences[name]),
+                detectable_difference(spread_of_difference(before, after, name, recipe.aggregate), estimate.n),
+            )
+            for name, estimate in estimates.items()
         }
-    results: dict[str, dict[str, float | None]] = {}
+    results: dict[str, tuple[float | None, float]] = {}
     primary = []
     for name, part in recipe.parts.items():
         if before_rows := select_task_rows(name, before):
-            part_results = _sensitivity(
-                a, b, before_rows, select_task_rows(name, after), part, strip_task_prefix(name, of)
-            )
+            part_differences, part_estimates = strip_task_prefix(name, differences), strip_task_prefix(name, estimates)
+            after_rows = select_task_rows(name, after)
+            part_results = _sensitivity(before_rows, after_rows, part, part_differences, part_estimates)
             results |= add_task_prefix(name, part_results)
-            primary.append(part_results[part.primary_metric]["detectable"] or 0.0)
-    overall = {"mcnemar_p": None, "detectable": math.hypot(*primary) / len(primary)}
-    return {recipe.primary_metric: overall, **results}
+            primary.append(part_results[part.primary_metric][1])
+    return {recipe.primary_metric: (None, math.hypot(*primary) / len(primary)), **results}
 
 
-def _mcnemar(
-    a: Answers, b: Answers, before: ScoreRows, after: ScoreRows, metric: str, recipe: TaskRecipe
+def _mcnemar_p(
+    before: ScoreRows, after: ScoreRows, metric: str, recipe: TaskRecipe, found: PairedDifference
 ) -> float | None:
     """Return McNemar's p; None if the score is not a mean of zeros and ones."""
-    if recipe.aggregate is not mean_scores:
+    if recipe.aggregate is not mean_scores or not {row.get(metric, 0.0) for row in (*before, *after)} <= {0.0, 1.0}:
         return None
-    old, new = row_values(a.name, b.name, before, after, metric)
-    if not {*old, *new} <= {0.0, 1.0}:
-        return None
-    wins, losses = (sum(x > y for x, y in zip(*pair, strict=True)) for pair in ((new, old), (old, new)))
-    return mcnemar(wins, losses)
+    return mcnemar(found.wins, found.losses)
 
 
 def mcnemar(wins: int, losses: int) -> float:
@@ -202,7 +268,7 @@ def mcnemar(wins: int, losses: int) -> float:
     return min(1.0, 2 * outcomes / (1 << n))
 
 
-def per_row_values(
+def _values_per_row(
     before: ScoreRows, after: ScoreRows, metric: str, recipe: TaskRecipe
 ) -> list[tuple[float, float] | None]:
     """Return each row's two values of a metric, or what `aggregate` gives for the row alone; None for a row without the
@@ -212,30 +278,3 @@ def per_row_values(
         old, new = (row if metric in row else recipe.aggregate([row]) for row in pair)
         values.append((old[metric], new[metric]) if metric in old and metric in new else None)
     return values
-
-
-def _rows_that_differ(
-    before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], values: Sequence[tuple[float, float] | None]
-) -> dict[str, Any]:
-    """Return some of the rows won and of the rows lost, evenly spaced."""
-    won = [number for number, pair in enumerate(values) if pair is not None and pair[1] > pair[0]]
-    lost = [number for number, pair in enumerate(values) if pair is not None and pair[1] < pair[0]]
-
-    def shown(numbers: Sequence[int]) -> list[dict[str, Any]]:
-        selected = [numbers[i] for i in evenly_spaced_indices(len(numbers), SHOWN)]
-        return [_example(before[number], after[number], values[number]) for number in selected]
-
-    return {"won": shown(won), "lost": shown(lost)}
-
-
-def _example(old: dict[str, Any], new: dict[str, Any], pair: tuple[float, float] | None) -> dict[str, Any]:
-    assert pair is not None
-    return {
-        "where": new.get("where", new.get("index")),
-        "prompt": new.get("prompt", old.get("prompt")),
-        "gold": new.get("gold"),
-        "a": old["text"],
-        "b": new["text"],
-        "score_a": pair[0],
-        "score_b": pair[1],
-    }

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from surefit.core.errors import DataError
 from surefit.evaluate.paired import ScoreRows
-from surefit.evaluate.stats import aggregate_intervals, bootstrap_mean, mean_of_estimates
+from surefit.evaluate.stats import MeanInterval, aggregate_intervals, bootstrap_mean, mean_of_estimates
 from surefit.task import TaskRecipe, add_task_prefix, mean_scores, select_task_rows
 
 
-def compute_estimates(rows: ScoreRows, recipe: TaskRecipe, confidence: float = 0.95) -> dict[str, dict[str, Any]]:
-    """Return metric → {"mean", "ci95": [low, high], "n": number of rows that have the metric}.
+def compute_estimates(rows: ScoreRows, recipe: TaskRecipe, confidence: float = 0.95) -> dict[str, MeanInterval]:
+    """Return metric → mean with its interval, over the rows that have the metric.
 
     Args:
-        confidence: confidence of the intervals; the key is "ci95" for any value.
+        confidence: confidence of the intervals.
 
     Raises:
         DataError: the recipe's scores lack its primary metric.
@@ -22,17 +23,12 @@ def compute_estimates(rows: ScoreRows, recipe: TaskRecipe, confidence: float = 0
     if recipe.parts:
         return _estimates_of_parts(rows, recipe, confidence)
     if recipe.aggregate is mean_scores:
-        intervals = {
-            name: bootstrap_mean([row[name] for row in rows if name in row], confidence) for name in _metrics(rows)
-        }
-        estimates = {
-            name: _estimate(interval.mean, (interval.low, interval.high), interval.n)
-            for name, interval in intervals.items()
-        }
+        names = dict.fromkeys(name for row in rows for name in row if not name.startswith("_"))
+        estimates = {name: bootstrap_mean([row[name] for row in rows if name in row], confidence) for name in names}
     else:
         intervals_of = aggregate_intervals(rows, recipe.aggregate, confidence)
         estimates = {
-            name: _estimate(value, intervals_of[name], len(rows)) for name, value in recipe.aggregate(rows).items()
+            name: MeanInterval(value, *intervals_of[name], len(rows)) for name, value in recipe.aggregate(rows).items()
         }
     if recipe.primary_metric not in estimates:
         raise DataError(
@@ -43,23 +39,19 @@ def compute_estimates(rows: ScoreRows, recipe: TaskRecipe, confidence: float = 0
     return estimates
 
 
-def _estimates_of_parts(rows: ScoreRows, recipe: TaskRecipe, confidence: float) -> dict[str, dict[str, Any]]:
+def _estimates_of_parts(rows: ScoreRows, recipe: TaskRecipe, confidence: float) -> dict[str, MeanInterval]:
     """Return each task's estimates as in its own run; the primary metric is the mean over the tasks with rows."""
-    estimates: dict[str, dict[str, Any]] = {}
+    estimates: dict[str, MeanInterval] = {}
     primary = []
     for name, part in recipe.parts.items():
         if task_rows := select_task_rows(name, rows):
             task_estimates = compute_estimates(task_rows, part, confidence)
             estimates |= add_task_prefix(name, task_estimates)
             task_primary = task_estimates[part.primary_metric]
-            primary.append((task_primary["mean"], *task_primary["ci95"]))
-    mean, low, high = mean_of_estimates(primary)
-    return {recipe.primary_metric: _estimate(mean, (low, high), len(rows)), **estimates}
+            primary.append((task_primary.mean, task_primary.low, task_primary.high))
+    return {recipe.primary_metric: MeanInterval(*mean_of_estimates(primary), len(rows)), **estimates}
 
 
-def _estimate(mean: float, interval: tuple[float, float], n: int) -> dict[str, Any]:
-    return {"mean": mean, "ci95": list(interval), "n": n}
-
-
-def _metrics(rows: ScoreRows) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row if not name.startswith("_")))
+def documents(estimates: Mapping[str, MeanInterval]) -> dict[str, dict[str, Any]]:
+    """Return the estimates as artefacts and `--json` show them."""
+    return {name: estimate.document() for name, estimate in estimates.items()}

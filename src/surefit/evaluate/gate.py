@@ -35,7 +35,7 @@ from surefit.evaluate.answers import (
 )
 from surefit.evaluate.estimates import compute_estimates
 from surefit.evaluate.paired import ScoreRows, paired_differences
-from surefit.evaluate.stats import PairedDifference, rows_to_rule_out
+from surefit.evaluate.stats import MeanInterval, PairedDifference, rows_to_rule_out
 from surefit.task import TaskRecipe, select_task_rows
 
 Outcome = Literal["passed", "failed", "cannot tell"]
@@ -78,7 +78,7 @@ def evaluate_gate(
         except DataError as error:
             text = f"cannot be compared with {gate.not_worse_than}: {error.message}"
             conditions.append(GateCondition("cannot tell", text))
-    return _document(gate, f"{metric} of {tuned} is {estimates[metric]['mean']:.3f}", conditions)
+    return _document(gate, f"{metric} of {tuned} is {estimates[metric].mean:.3f}", conditions)
 
 
 def _document(gate: GateSection, score: str, conditions: Sequence[GateCondition]) -> dict[str, Any]:
@@ -94,16 +94,15 @@ def _document(gate: GateSection, score: str, conditions: Sequence[GateCondition]
     }
 
 
-def _check_minimum(least: float, margin: float, found: Mapping[str, Any]) -> GateCondition:
+def _check_minimum(least: float, margin: float, found: MeanInterval) -> GateCondition:
     """Check whether a score is high enough, and whether there are enough rows to tell."""
     requirement = f"at least {least:g} is required"
-    low, high = found["ci95"]
-    if high < least:
+    if found.high < least:
         return GateCondition("failed", requirement)
-    span = f"[{low:.3f}, {high:.3f}] on {found['n']:,} rows"
-    if found["mean"] < least:
+    span = f"[{found.low:.3f}, {found.high:.3f}] on {found.n:,} rows"
+    if found.mean < least:
         return GateCondition("cannot tell", f"{requirement}, and the interval {span} includes it: score more rows")
-    if low >= least - margin:
+    if found.low >= least - margin:
         return GateCondition("passed", requirement)
     span += f" extends below {least:g} by more than the margin of {margin:g}"
     return GateCondition(

@@ -8,13 +8,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from surefit.config.schema import SureFitConfig
-from surefit.core.errors import errors_at
 from surefit.core.progress import ignore_progress
 from surefit.data.rows.layouts import Examples
 from surefit.data.rows.shorten import build_prompt_cutter
 from surefit.evaluate.generation_settings import list_generation_settings
 from surefit.evaluate.inference import LocalModel
-from surefit.evaluate.rows import predictions_from_answer, score_row, select_eval_rows
+from surefit.evaluate.rows import predictions_from_answers, score_rows, select_eval_rows
 from surefit.evaluate.settings import require_evaluation_settings
 from surefit.model.prepare import reads_padding
 from surefit.model.tokenizer import with_template_kwargs
@@ -48,12 +47,6 @@ def build_scorer(
     def score(model: Any) -> Mapping[str, float]:
         with reads_padding(model):
             answers = LocalModel(model, tokenizer, recipe, cut).answer(rows, prompts, settings, ignore_progress)
-        scores = []
-        for example, where, answer in zip(rows.examples, rows.where, answers, strict=True):
-            with errors_at(where):
-                scores.append(
-                    score_row(recipe, example, predictions_from_answer(recipe, example, answer), settings.samples)
-                )
-        return dict(recipe.aggregate(scores))
+        return dict(recipe.aggregate(score_rows(recipe, rows, predictions_from_answers(recipe, rows, answers))))
 
     return score

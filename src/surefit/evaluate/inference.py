@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from surefit.core.errors import DataError, errors_at
-from surefit.core.progress import OnProgress, ignore_progress
+from surefit.core.progress import OnProgress, ignore_progress, offset_progress
 from surefit.data.tokens.tokenize import tokenize_beginning, tokenize_label_prompt, tokenize_prompt
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.generation_settings import GenerationSettings
@@ -195,7 +195,7 @@ def answer_rows(
             rows.subset(portion),
             [prompts[p] for p in portion],
             way,
-            _offset_progress(on_progress, len(answers_by_row), len(rows)),
+            offset_progress(on_progress, len(answers_by_row), len(rows)),
         )
         seconds_per_row = (time.perf_counter() - start_time) / len(portion)
         kept.add(((keys[p], answer) for p, answer in zip(portion, answers, strict=True)), seconds_per_row)
@@ -203,10 +203,6 @@ def answer_rows(
     return PromptedAnswers(
         prompts, [answers_by_row[p][0] for p in range(len(rows))], sum(answers_by_row[p][1] for p in range(len(rows)))
     )
-
-
-def _offset_progress(on_progress: OnProgress, before: int, total: int) -> OnProgress:
-    return lambda done, _, text: on_progress(before + done, total, text)
 
 
 def _key(recipe: TaskRecipe, rows: EvalRows, place: int, prompt: Any, way: GenerationSettings) -> str:

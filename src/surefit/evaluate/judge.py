@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from surefit.core.progress import OnProgress, ignore_progress
+from surefit.core.progress import OnProgress, ignore_progress, offset_progress
 from surefit.core.rundir import append_jsonl, read_jsonl
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.core.units import plural
-from surefit.evaluate.stats import MeanInterval, bootstrap_mean, paired_bootstrap
+from surefit.evaluate.compare import ComparedRow
+from surefit.evaluate.stats import bootstrap_mean, paired_bootstrap
 from surefit.facts.thinking import strip_reasoning
 from surefit.task import Message
 
@@ -100,7 +101,7 @@ class CachedJudge:
 
     def would_call(self, pairs: Sequence[AnswerPair], limit: int | None = None) -> JudgeCost:
         """Return the cost of `judge`, without calling the model."""
-        selected = _chosen(pairs, limit)
+        selected = evenly_spaced(pairs, limit)
         differing = [pair for pair in selected if pair.a != pair.b]
         questions = [pair.messages(swapped) for pair in differing for swapped in (False, True)]
         uncached = [question for question in questions if self._key(question) not in self.known]
@@ -115,7 +116,7 @@ class CachedJudge:
         Returns:
             See `summarize_votes`.
         """
-        selected = _chosen(pairs, limit)
+        selected = evenly_spaced(pairs, limit)
         differing = [pair for pair in selected if pair.a != pair.b]
         self._learn([pair.messages(swapped) for pair in differing for swapped in (False, True)], on_progress)
         votes = [tuple(self._vote(pair, swapped) for swapped in (False, True)) for pair in differing]
@@ -131,11 +132,8 @@ class CachedJudge:
         uncached = [question for question in questions if self._key(question) not in self.known]
         for start in range(0, len(uncached), PORTION):
             portion = uncached[start : start + PORTION]
-
-            def part(done: int, _: int, text: str, start: int = start) -> None:
-                on_progress(start + done, len(uncached), text)
-
-            for question, answer in zip(portion, self.ask(portion, part), strict=True):
+            answers = self.ask(portion, offset_progress(on_progress, start, len(uncached)))
+            for question, answer in zip(portion, answers, strict=True):
                 key = self._key(question)
                 self.known[key] = answer
                 append_jsonl(self.cache, {"key": key, "answer": answer})
@@ -149,13 +147,17 @@ def cache_file(directory: Path, identity: str) -> Path:
     return directory / "judge" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.jsonl"
 
 
-def build_answer_pairs(
-    a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], values: Sequence[tuple[float, float] | None]
-) -> list[AnswerPair]:
+def build_answer_pairs(rows: Sequence[ComparedRow]) -> list[AnswerPair]:
     """Build the answer pairs of a comparison; of several sampled answers the first is used."""
     return [
-        AnswerPair(new.get("prompt", old.get("prompt")), new.get("gold"), _text(old), _text(new), _gold_says(pair))
-        for old, new, pair in zip(a, b, values, strict=True)
+        AnswerPair(
+            row.after.get("prompt", row.before.get("prompt")),
+            row.after.get("gold"),
+            _text(row.before),
+            _text(row.after),
+            _gold_says(row.values),
+        )
+        for row in rows
     ]
 
 
@@ -168,10 +170,6 @@ def _gold_says(pair: tuple[float, float] | None) -> Vote | None:
     if pair is None:
         return None
     return "tie" if pair[0] == pair[1] else "b" if pair[1] > pair[0] else "a"
-
-
-def _chosen(pairs: Sequence[AnswerPair], limit: int | None) -> list[AnswerPair]:
-    return [pairs[i] for i in evenly_spaced_indices(len(pairs), limit)]
 
 
 def parse_verdict(answer: str) -> Vote | None:
@@ -253,5 +251,4 @@ def _share(values: Sequence[float | None]) -> dict[str, Any] | None:
     counted = [value for value in values if value is not None]
     if not counted:
         return None
-    interval: MeanInterval = bootstrap_mean(counted)
-    return {"mean": interval.mean, "ci95": [interval.low, interval.high], "n": interval.n}
+    return bootstrap_mean(counted).document()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from surefit.core.errors import DataError
@@ -16,13 +15,8 @@ ScoreRows = Sequence[Scores]
 
 def paired_comparisons(a: str, b: str, rows: Mapping[str, ScoreRows], recipe: TaskRecipe) -> list[dict[str, Any]]:
     """Compare variant b with variant a on the same rows; return one line of eval/summary.json per metric."""
-    return [_line(a, b, metric, diff) for metric, diff in paired_differences(a, b, rows[a], rows[b], recipe).items()]
-
-
-def _line(a: str, b: str, metric: str, found: PairedDifference) -> dict[str, Any]:
-    values = asdict(found)
-    interval = [values.pop("low"), values.pop("high")]
-    return {"a": a, "b": b, "metric": metric, "difference": values.pop("difference"), "ci95": interval, **values}
+    differences = paired_differences(a, b, rows[a], rows[b], recipe)
+    return [{"a": a, "b": b, "metric": metric, **diff.document()} for metric, diff in differences.items()]
 
 
 def paired_differences(
@@ -44,14 +38,14 @@ def paired_differences(
     if recipe.parts:
         return _differences_of_parts(a, b, before, after, recipe, confidence)
     metrics = list(dict.fromkeys(name for row in (*before, *after) for name in row if not name.startswith("_")))
-    values_by_metric = {metric: row_values(a, b, before, after, metric) for metric in metrics}
+    values_by_metric = {metric: _row_values(a, b, before, after, metric) for metric in metrics}
     if recipe.aggregate is mean_scores:
         return {metric: paired_bootstrap(*values, confidence) for metric, values in values_by_metric.items()}
     single_row_scores = [[recipe.aggregate([row]) for row in rows] for rows in (before, after)]
     corpus = paired_aggregates(before, after, recipe.aggregate, confidence)
     differences = {}
     for metric, (difference, low, high) in corpus.items():
-        old, new = values_by_metric.get(metric) or row_values(a, b, single_row_scores[0], single_row_scores[1], metric)
+        old, new = values_by_metric.get(metric) or _row_values(a, b, single_row_scores[0], single_row_scores[1], metric)
         wins, losses = (sum(x > y for x, y in zip(*pair, strict=True)) for pair in ((new, old), (old, new)))
         differences[metric] = PairedDifference(difference, low, high, wins, losses, len(old) - wins - losses)
     return differences
@@ -78,7 +72,7 @@ def _differences_of_parts(
     return {recipe.primary_metric: PairedDifference(*interval, *counts), **differences}
 
 
-def row_values(a: str, b: str, before: ScoreRows, after: ScoreRows, metric: str) -> tuple[list[float], list[float]]:
+def _row_values(a: str, b: str, before: ScoreRows, after: ScoreRows, metric: str) -> tuple[list[float], list[float]]:
     """Return a metric's values for a and for b, for the rows that have it.
 
     Raises:

@@ -15,7 +15,7 @@ from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, checkpoint_step
-from surefit.evaluate.estimates import compute_estimates
+from surefit.evaluate.estimates import compute_estimates, documents
 from surefit.evaluate.gate import gate_metric
 from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
 from surefit.evaluate.rows import EvalRows
@@ -100,7 +100,7 @@ class ResultStore:
             "recipe_version": self.recipe.version,
             "n": len(scored.lines),
             "primary_metric": self.recipe.primary_metric,
-            "metrics": metrics,
+            "metrics": documents(metrics),
             "truncated": scored.truncated,
             "unparsed": scored.unparsed,
             "seconds": None if scored.seconds is None else round(scored.seconds, 3),

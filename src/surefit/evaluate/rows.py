@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, errors_at
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.progress import OnProgress, ignore_progress
+from surefit.core.sampling import evenly_spaced
 from surefit.data.rows.layouts import Examples
-from surefit.generate.engine import Generation
 from surefit.task import Example, Prediction, Scores, TaskRecipe
+
+if TYPE_CHECKING:
+    from surefit.generate.engine import Generation
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,12 @@ class EvalRows:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    @classmethod
+    def select(cls, examples: Examples, indices: Sequence[int], unanswered: int = 0) -> EvalRows:
+        """Return the rows with these numbers."""
+        columns = [examples.examples[i] for i in indices], [examples.where[i] for i in indices]
+        return cls(list(indices), *columns, unanswered)
 
     def subset(self, places: Sequence[int]) -> EvalRows:
         """Return the rows at these positions, with their numbers in the set."""
@@ -47,9 +56,7 @@ def select_eval_rows(name: str, examples: Examples, limit: int | None) -> EvalRo
             field="data.eval" if name == "eval" else f"evaluate.extra_sets.{name}",
             help="hold out more rows, or name a file with such rows",
         )
-    indices = [answered[i] for i in evenly_spaced_indices(len(answered), limit)]
-    examples_and_places = [examples.examples[i] for i in indices], [examples.where[i] for i in indices]
-    return EvalRows(indices, *examples_and_places, len(examples) - len(answered))
+    return EvalRows.select(examples, evenly_spaced(answered, limit), len(examples) - len(answered))
 
 
 @dataclass(frozen=True)
@@ -70,39 +77,83 @@ class GeneratedAnswer:
         return sum(generation.tokens for generation in self.generations) if self.ranked is None else 1
 
 
-def prediction_from_text(recipe: TaskRecipe, answer: Generation) -> Prediction:
-    """Build the prediction for a generated text, parsed by the recipe.
+RowPrediction = Prediction | Sequence[Prediction]
+"""The prediction for a row, or all of its samples."""
+
+
+def prediction_from_text(recipe: TaskRecipe, text: str, truncated: bool) -> Prediction:
+    """Build the prediction for a text, parsed by the recipe.
 
     A truncated text is not parsed: half a list of calls is no answer, even if it could be repaired.
     """
-    return Prediction(answer.text, answer.truncated, None if answer.truncated else recipe.parse(answer.text))
+    return Prediction(text, truncated, None if truncated else recipe.parse(text))
 
 
-def predictions_from_answer(recipe: TaskRecipe, example: Example, answer: GeneratedAnswer) -> list[Prediction]:
-    """Build one prediction per generation; for ranked labels a single one with the most probable label as text."""
-    if answer.ranked is not None:
-        return [Prediction(next(iter(answer.ranked)), parsed=answer.ranked)]
-    return [prediction_from_text(recipe.of(example), generation) for generation in answer.generations]
+def predictions_from_answers(
+    recipe: TaskRecipe, rows: EvalRows, answers: Sequence[GeneratedAnswer]
+) -> list[RowPrediction]:
+    """Build each row's prediction; for ranked labels the text is the most probable label."""
+    predictions: list[RowPrediction] = []
+    for example, where, answer in zip(rows.examples, rows.where, answers, strict=True):
+        with errors_at(where):
+            if answer.ranked is not None:
+                predictions.append(Prediction(next(iter(answer.ranked)), parsed=answer.ranked))
+                continue
+            part = recipe.of(example)
+            samples = [prediction_from_text(part, output.text, output.truncated) for output in answer.generations]
+            predictions.append(samples if len(samples) > 1 else samples[0])
+    return predictions
 
 
-def score_row(recipe: TaskRecipe, example: Example, found: Sequence[Prediction], samples: int) -> Scores:
+def predict_baseline(recipe: TaskRecipe, rows: EvalRows, name: str) -> list[Prediction]:
+    """Return a baseline's prediction for each row, parsed by the recipe if the baseline has not parsed it."""
+    predictions = []
+    for example, where in zip(rows.examples, rows.where, strict=True):
+        with errors_at(where):
+            answer = recipe.baselines[name](example)
+            predictions.append(
+                answer if answer.parsed is not None else replace(answer, parsed=recipe.parse(answer.text))
+            )
+    return predictions
+
+
+def row_samples(answer: RowPrediction) -> Sequence[Prediction]:
+    """Return all predictions for a row."""
+    return [answer] if isinstance(answer, Prediction) else answer
+
+
+def score_row(recipe: TaskRecipe, example: Example, answer: RowPrediction) -> Scores:
     """Score a row by its one prediction, or by all of its samples."""
-    if samples > 1:
-        assert recipe.score_samples is not None  # `require_evaluation_settings` has checked
-        return recipe.score_samples(example, found)
-    return recipe.score(example, found[0])
+    if isinstance(answer, Prediction):
+        return recipe.score(example, answer)
+    assert recipe.score_samples is not None  # `require_evaluation_settings` and `score_files` have checked
+    return recipe.score_samples(example, answer)
 
 
 def score_rows(
-    recipe: TaskRecipe, examples: Sequence[Example], found: Sequence[Sequence[Prediction]], samples: int
-) -> Sequence[Scores | None]:
-    """Return the scores of all rows, if the recipe scores rows in bulk; None for rows that must be scored one by
-    one."""
-    if recipe.score_many is None or samples > 1:
-        return [None] * len(examples)
-    return recipe.score_many(
-        [(example, row_predictions[0]) for example, row_predictions in zip(examples, found, strict=True)]
-    )
+    recipe: TaskRecipe, rows: EvalRows, answers: Sequence[RowPrediction], on_progress: OnProgress = ignore_progress
+) -> list[Scores]:
+    """Score every row: in bulk if the recipe can and no row has samples, otherwise one after the other.
+
+    Args:
+        on_progress: called with the number of rows done.
+
+    Raises:
+        DataError: a row cannot be scored.
+    """
+    pairs = [
+        (example, answer)
+        for example, answer in zip(rows.examples, answers, strict=True)
+        if isinstance(answer, Prediction)
+    ]
+    if recipe.score_many is not None and 0 < len(pairs) == len(rows):
+        return list(recipe.score_many(pairs))
+    scores = []
+    for done, (example, where, answer) in enumerate(zip(rows.examples, rows.where, answers, strict=True)):
+        on_progress(done, len(rows), "")
+        with errors_at(where):
+            scores.append(score_row(recipe, example, answer))
+    return scores
 
 
 def require_scorable(rows: EvalRows, recipe: TaskRecipe, samples: int) -> None:
@@ -111,28 +162,26 @@ def require_scorable(rows: EvalRows, recipe: TaskRecipe, samples: int) -> None:
     Raises:
         DataError: a row cannot be scored.
     """
+    empty = Prediction(text="")
     for example, where in zip(rows.examples, rows.where, strict=True):
         with errors_at(where):
-            score_row(recipe, example, [Prediction(text="")] * samples, samples)
+            score_row(recipe, example, [empty] * samples if samples > 1 else empty)
 
 
 def build_prediction_line(
-    recipe: TaskRecipe | None,
-    index: int,
-    where: str,
-    example: Example,
-    found: Sequence[Prediction],
-    samples: int,
-    scores: Scores | None = None,
+    rows: EvalRows, place: int, answer: RowPrediction, scores: Scores | None, **shown: str | None
 ) -> dict[str, Any]:
-    """Build a row's line of the predictions file, without its prompt; it has scores if a recipe is given, computed
-    unless `scores` already holds them."""
-    first = found[0]
-    line: dict[str, Any] = {"index": index, "where": where, "gold": example.completion, "text": first.text}
-    line |= {"truncated": first.truncated, "parsed": first.parsed}
-    if samples > 1:
-        line["samples"] = [{"text": p.text, "truncated": p.truncated, "parsed": p.parsed} for p in found]
-    if recipe is not None:
-        with errors_at(where):
-            line["scores"] = scores if scores is not None else score_row(recipe, example, found, samples)
-    return line
+    """Build a row's line of the predictions file.
+
+    Args:
+        place: position of the row in `rows`.
+        scores: None for a row that is not scored.
+        shown: further columns, which come before the gold answer.
+    """
+    line: dict[str, Any] = {"index": rows.indices[place], "where": rows.where[place], **shown}
+    line["gold"] = rows.examples[place].completion
+    samples = [{"text": p.text, "truncated": p.truncated, "parsed": p.parsed} for p in row_samples(answer)]
+    line |= samples[0]
+    if not isinstance(answer, Prediction):
+        line["samples"] = samples
+    return line if scores is None else line | {"scores": scores}

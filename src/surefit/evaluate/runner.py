@@ -12,7 +12,7 @@ from typing import Any
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import SureFitConfig
-from surefit.core.progress import OnProgress, ignore_progress
+from surefit.core.progress import OnProgress, ignore_progress, offset_progress
 from surefit.core.rundir import RunDir, write_json
 from surefit.data.rows.layouts import Examples
 from surefit.data.rows.shorten import build_prompt_cutter
@@ -68,7 +68,7 @@ def score_variants(
         MachineError: not enough GPU memory, a disk error, or a server error.
     """
     world = world or World()
-    selected, rows_by_set = run_on_rank0(world, partial(_select_variants_and_rows, config, recipe, run, sets, variants))
+    selected, rows_by_set = run_on_rank0(world, partial(select_variants_and_rows, config, recipe, run, sets, variants))
     files = ResultStore(config, recipe, run, [name for name in selected if checkpoint_step(name) is not None])
     if world.is_first:
         files.set_aside_other_recipes()
@@ -81,7 +81,7 @@ def score_variants(
             for name, rows in rows_by_set.items():
                 label = settings.of(variant)
                 cache = files.kept(name, variant, settings, model, world.rank)
-                report_progress = _part_of(on_progress, done, total, f"{label} on {name}")
+                report_progress = offset_progress(on_progress, done, total, f"{label} on {name}")
                 result = score_distributed(label, respondent, recipe, rows, settings, cache, world, report_progress)
                 if world.is_first:
                     files.write(name, result)
@@ -91,10 +91,15 @@ def score_variants(
     return run_on_rank0(world, partial(_write_summary, files, rows_by_set))
 
 
-def _select_variants_and_rows(
+def select_variants_and_rows(
     config: SureFitConfig, recipe: TaskRecipe, run: RunDir, sets: Mapping[str, Examples], variants: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, EvalRows]]:
-    """Return the variants and the rows, after checking that they can be scored."""
+    """Return the variants and the rows of each set, after checking that they can be scored.
+
+    Raises:
+        ConfigError: a variant that this run does not have (yet), or settings that contradict each other.
+        DataError: a set is empty, or a row cannot be scored.
+    """
     require_evaluation_settings(config.evaluate, recipe)
     if config.evaluate.gate:
         require_reference(config.evaluate.gate, recipe)
@@ -144,7 +149,3 @@ def open_prompt_models(
             SERVED,
             ServerModel(ServedModel(config.evaluate.server, switches=config.evaluate.chat_template_kwargs), recipe),
         )
-
-
-def _part_of(on_progress: OnProgress, before: int, total: int, label: str) -> OnProgress:
-    return lambda done, _, text: on_progress(before + done, total, f"{label} {text}".rstrip())

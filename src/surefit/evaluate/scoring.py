@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,17 @@ from surefit.core.units import plural, truncate_text
 from surefit.data.read.load import Rows, load_rows
 from surefit.data.rows.layouts import Examples, to_examples, to_prompts
 from surefit.evaluate.answers import BASELINE
-from surefit.evaluate.estimates import compute_estimates
+from surefit.evaluate.estimates import compute_estimates, documents
+from surefit.evaluate.rows import (
+    EvalRows,
+    RowPrediction,
+    build_prediction_line,
+    predict_baseline,
+    prediction_from_text,
+    score_rows,
+)
 from surefit.metrics.strict_json import json_kind
-from surefit.task import Example, Prediction, Scores, TaskRecipe
+from surefit.task import Example, Prediction, TaskRecipe
 
 TEXT_COLUMNS = ("text", "prediction", "completion", "output", "graph")
 """Columns of a predictions file that may hold the answer; the first existing one is used."""
@@ -79,14 +87,14 @@ def score_files(
     if recipe.score_samples is not None:
         answers = group_samples(answers, rows.columns)
     pairs, matched_by = match_references(answers, rows, examples)
-    lines: list[dict[str, Any]] = []
-    scores_in_bulk = _score_many(recipe, [(answer, examples.examples[number]) for answer, number in pairs])
-    for done, ((answer, number), scores) in enumerate(zip(pairs, scores_in_bulk, strict=True)):
-        on_progress(done, len(pairs), "")
-        example, where = examples.examples[number], examples.where[number]
-        line = _build_scored_line(recipe, answer, example, where, scores)
-        lines.append({"index": number, "where": where, "prompt": _prompt(example), "gold": example.completion})
-        lines[-1] |= line | {"recipe": recipe.name, "recipe_version": recipe.version}
+    eval_rows = EvalRows.select(examples, [number for _, number in pairs])
+    row_predictions = _predictions(recipe, eval_rows, [answer for answer, _ in pairs])
+    scores = score_rows(recipe, eval_rows, row_predictions, on_progress)
+    lines = [
+        build_prediction_line(eval_rows, place, row_predictions[place], scores[place], prompt=_prompt(example))
+        | {"recipe": recipe.name, "recipe_version": recipe.version}
+        for place, example in enumerate(eval_rows.examples)
+    ]
     record = {
         "recipe": recipe.name,
         "recipe_version": recipe.version,
@@ -94,10 +102,10 @@ def score_files(
         "references": len(rows),
         "matched_by": matched_by,
         "primary_metric": recipe.primary_metric,
-        "metrics": compute_estimates([line["scores"] for line in lines], recipe),
+        "metrics": documents(compute_estimates(scores, recipe)),
         "unparsed": sum(line["parsed"] is None for line in lines),
         "truncated": sum(line["truncated"] for line in lines),
-        "baselines": _baselines(recipe, [(examples.examples[n], examples.where[n]) for _, n in pairs]),
+        "baselines": _baselines(recipe, eval_rows),
     }
     return ScoreReport(lines, record)
 
@@ -116,58 +124,33 @@ def _gold(rows: Rows, recipe: TaskRecipe) -> Examples:
     return to_prompts(rows, replace(recipe, columns=tuple(rows.columns), to_example=recipe.to_gold), "refuse")
 
 
-def _score_many(recipe: TaskRecipe, pairs: Sequence[tuple[PredictedAnswer, Example]]) -> Sequence[Scores | None]:
-    """Return the scores of all rows, if the recipe scores rows in bulk; None for rows that must be scored one by
-    one."""
-    if recipe.score_many is None or any(answer.sampled for answer, _ in pairs):
-        return [None] * len(pairs)
-    predictions = [(example, _prediction(recipe.of(example), answer.texts[0], answer.row)) for answer, example in pairs]
-    return recipe.score_many(predictions)
-
-
-def _build_scored_line(
-    recipe: TaskRecipe, answer: PredictedAnswer, example: Example, where: str, known: Scores | None
-) -> dict[str, Any]:
-    """Build one row's line with its scores, computed unless `known`. A truncated answer is not parsed, as in `surefit
+def _predictions(recipe: TaskRecipe, rows: EvalRows, answers: Sequence[PredictedAnswer]) -> list[RowPrediction]:
+    """Return each row's prediction, or all of its samples. A truncated answer is not parsed, as in `surefit
     evaluate`."""
-    with errors_at(where):
-        predictions = [_prediction(recipe.of(example), text, answer.row) for text in answer.texts]
-        if known is not None:
-            scores = known
-        elif not answer.sampled:
-            scores = recipe.score(example, predictions[0])
-        elif recipe.score_samples is not None:
-            scores = recipe.score_samples(example, predictions)
-        else:
-            problem = f"{len(predictions)} answers to one row, but the recipe {recipe.name} scores one"
+    predictions: list[RowPrediction] = []
+    for example, where, answer in zip(rows.examples, rows.where, answers, strict=True):
+        if answer.sampled and recipe.score_samples is None:
+            problem = f"{len(answer.texts)} answers to one row, but the recipe {recipe.name} scores one"
             raise DataError(problem, code="E7020", path=answer.where, help="give one answer per row")
-    line: dict[str, Any] = asdict(predictions[0])
-    if answer.sampled:
-        line["samples"] = [asdict(prediction) for prediction in predictions]
-    return line | {"scores": scores}
+        with errors_at(where):
+            samples = [_prediction(recipe.of(example), text, answer.row) for text in answer.texts]
+        predictions.append(samples if answer.sampled else samples[0])
+    return predictions
 
 
 def _prediction(recipe: TaskRecipe, text: str, row: Mapping[str, Any]) -> Prediction:
     truncated = row.get("truncated") is True
     if recipe.choices is not None and isinstance(row.get("parsed"), dict):
         return Prediction(text, truncated, row["parsed"])
-    return Prediction(text, truncated, None if truncated else recipe.parse(text))
+    return prediction_from_text(recipe, text, truncated)
 
 
-def _baselines(recipe: TaskRecipe, rows: Sequence[tuple[Example, str]]) -> dict[str, Any]:
+def _baselines(recipe: TaskRecipe, rows: EvalRows) -> dict[str, Any]:
     """Return the scores of the recipe's baselines on the same rows; empty if the rows have no prompt."""
-    if not all(example.messages or example.text for example, _ in rows):
+    if not all(example.messages or example.text for example in rows.examples):
         return {}
-    estimates = {}
-    for name, baseline in recipe.baselines.items():
-        predictions: list[tuple[Example, Prediction]] = []
-        for example, where in rows:
-            with errors_at(where):
-                predictions.append((example, baseline(example)))
-        score_many = recipe.score_many
-        scores = score_many(predictions) if score_many else [recipe.score(*pair) for pair in predictions]
-        estimates[BASELINE + name] = compute_estimates(scores, recipe)
-    return estimates
+    scores = {name: score_rows(recipe, rows, predict_baseline(recipe, rows, name)) for name in recipe.baselines}
+    return {BASELINE + name: documents(compute_estimates(values, recipe)) for name, values in scores.items()}
 
 
 def group_samples(answers: list[PredictedAnswer], columns: Sequence[str]) -> list[PredictedAnswer]:

@@ -35,6 +35,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -48,6 +49,7 @@ AGGREGATE_RESAMPLES = 1_000
 `aggregate`."""
 POWER = 0.8
 """Probability with which a difference of the detectable size is found."""
+Verdict = Literal["better", "worse", "undecided"]
 Floats = NDArray[np.float64]
 FEW = 2
 """Number of rows that differ from all others below which resampling is unreliable, for corpus scores and paired
@@ -69,6 +71,10 @@ class MeanInterval:
     high: float
     n: int
 
+    def document(self) -> dict[str, Any]:
+        """Return the mean as artefacts and `--json` show it; the key is ci95 whatever the confidence."""
+        return {"mean": self.mean, "ci95": [self.low, self.high], "n": self.n}
+
 
 @dataclass(frozen=True)
 class PairedDifference:
@@ -81,6 +87,16 @@ class PairedDifference:
     wins: int
     losses: int
     ties: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict on b: better, worse, or undecided if the interval contains zero."""
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "undecided"
+
+    def document(self) -> dict[str, Any]:
+        """Return the difference as artefacts and `--json` show it."""
+        counts = {"wins": self.wins, "losses": self.losses, "ties": self.ties}
+        return {"difference": self.difference, "ci95": [self.low, self.high], **counts}
 
 
 def bootstrap_mean(values: ArrayLike, confidence: float = 0.95, seed: int = 0) -> MeanInterval:

@@ -40,7 +40,8 @@ def summarize_evaluation(
         summary["sets"][name] = {
             "n": len(next(iter(variants.values()))),
             "variants": {
-                v: {m: {k: e[k] for k in ("mean", "ci95")} for m, e in estimates[v].items()} for v in estimates
+                variant: {metric: {"mean": e.mean, "ci95": [e.low, e.high]} for metric, e in metrics.items()}
+                for variant, metrics in estimates.items()
             },
             "comparisons": [line for a, b in _pairs(variants) for line in paired_comparisons(a, b, variants, recipe)],
         }

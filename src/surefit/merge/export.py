@@ -29,7 +29,7 @@ from surefit.core.rundir import (
     write_atomic,
     write_json,
 )
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.core.units import without_paths
 from surefit.facts.lora_settings import PREFIX
 from surefit.generate.save import GENERATION_CONFIG
@@ -229,7 +229,7 @@ def export_quantized(
     require_export_directory(source, output)
     require_convertible(conversion)
     started = time.monotonic()
-    prompts = [sequences[index] for index in evenly_spaced_indices(len(sequences), PROMPTS)]
+    prompts = evenly_spaced(sequences, PROMPTS)
     with directory_atomic(output) as temporary:
         weights = {file for pattern in WEIGHTS for file in source.directory.glob(pattern)}
         _copy(source.directory, (file for file in list_model_files(source.directory) if file not in weights), temporary)

@@ -25,7 +25,7 @@ from surefit.config.schema import LoraSection, ModelSection, SureFitConfig
 from surefit.core.errors import DataError, GateError, ModelError
 from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import RunDir, directory_atomic, read_json, write_json
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.generate.save import save_surroundings
 from surefit.merge import certify
 from surefit.merge.adapter_file import AdapterFile, read_adapter
@@ -220,7 +220,7 @@ class _CertificateBuilder:
                 help="set data.eval",
             )
         self.base, self.hardware, self.on_progress = base, hardware, on_progress
-        self.sequences = [sequences[i] for i in evenly_spaced_indices(len(sequences), PROMPTS)]
+        self.sequences = evenly_spaced(sequences, PROMPTS)
         self.dtype: torch.dtype = getattr(torch, base.dtype)
         self.directory = base_directory(base)
         self.started = time.monotonic()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from surefit.config.load import load_config
 from surefit.config.resolve import ResolvedConfig
 from surefit.core.errors import SureFitError
-from surefit.core.rundir import RunDir
+from surefit.core.rundir import RunDir, disk_size
 from surefit.plan.verify import PlannedVersusActual, measure_plan_deviations
 from surefit.report.artefacts import Artefacts
 from surefit.report.curves import TrainingCurves
@@ -146,20 +145,9 @@ def _most(attempts: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, di
 
 def _folders(run: RunDir) -> list[tuple[str, int]]:
     """Return the sizes on disk of the run's directories, in bytes, and of all other files of the run together."""
-    sizes = [(name, _size(run.path / name)) for name in FOLDERS if (run.path / name).is_dir()]
-    other_files = sum(_bytes(path) for path in run.path.glob("*") if path.is_file() and path != run.report)
+    sizes = [(name, disk_size(run.path / name)) for name in FOLDERS if (run.path / name).is_dir()]
+    other_files = sum(disk_size(path) for path in run.path.glob("*") if path.is_file() and path != run.report)
     return [*sizes, ("logs and records", other_files)] if sizes or other_files else []
-
-
-def _size(directory: Path) -> int:
-    return sum(_bytes(path) for path in directory.rglob("*") if path.is_file())
-
-
-def _bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # the file is being replaced
-        return 0
 
 
 def percent_off(row: PlannedVersusActual) -> str:

@@ -144,7 +144,7 @@ def comparison_page(runs: Sequence[RunDir], beside: Path, recipe_of: Callable[[s
     ]
     paired = [pair for run in compared_runs[1:] for pair in _paired(compared_runs[0], run, recipe_of)]
     tone, headline, sentences = _conclusion(compared_runs, paired)
-    differences, same = _differences(compared_runs)
+    differences, same = list_setting_differences([run.found for run in compared_runs])
     return ComparisonPage(
         written=time.time(),
         runs=compared_runs,
@@ -212,29 +212,29 @@ def _paired_set(
         return PairedRuns(
             name, other.name, "neutral", f"Not compared: {shorten_text(drop_surrogates(error.message), 300)}.", []
         )
-    metric = result["metric"]
-    main = result["metrics"][metric]
+    main = result.main.difference
     tones: dict[str, Tone] = {"better": "good", "worse": "bad", "undecided": "neutral"}
     phrases = {"better": "is better than", "worse": "is worse than", "undecided": "shows no clear difference from"}
     sentence = (
-        f"{other.name} {phrases[result['verdict']]} {first.name}: {points(main['difference'])} "
-        f"{readable_metric(metric)} (95{NBSP}% interval {interval(*main['ci95'])}), "
-        f"{main['wins']:,} rows won, {main['losses']:,} lost, {main['ties']:,} equal."
+        f"{other.name} {phrases[result.verdict]} {first.name}: {points(main.difference)} "
+        f"{readable_metric(result.metric)} (95{NBSP}% interval {interval(main.low, main.high)}), "
+        f"{main.wins:,} rows won, {main.losses:,} lost, {main.ties:,} equal."
     )
     lines = [
         (
             readable_metric(key),
-            points(line["difference"]),
-            interval(*line["ci95"]),
-            line["wins"],
-            line["losses"],
-            line["ties"],
+            points(diff.difference),
+            interval(diff.low, diff.high),
+            diff.wins,
+            diff.losses,
+            diff.ties,
         )
-        for key, line in list(result["metrics"].items())[: scores.MAX_METRICS]
+        for key, metric in list(result.metrics.items())[: scores.MAX_METRICS]
+        for diff in (metric.difference,)
     ]
-    tone = tones[result["verdict"]]
-    detectable = f"These rows would detect a true difference of {100 * main['detectable']:.1f} points with 80 % power."
-    return PairedRuns(name, other.name, tone, sentence, lines, detectable)
+    size = 100 * result.main.detectable
+    detectable = f"These rows would detect a true difference of {size:.1f} points with 80 % power."
+    return PairedRuns(name, other.name, tones[result.verdict], sentence, lines, detectable)
 
 
 def _answers(run: ComparedRun, name: str) -> Answers:
@@ -345,12 +345,12 @@ def _certificate(run: ComparedRun) -> str | None:
     return None if certificate is None else "passed" if certificate.passed else "failed"
 
 
-def _differences(runs: Sequence[ComparedRun]) -> tuple[list[tuple[str, list[str]]], int]:
+def list_setting_differences(runs: Sequence[Artefacts]) -> tuple[list[tuple[str, list[str]]], int]:
     """Return the settings that differ between the runs, and the number of equal ones.
 
     A setting that an older version lacks counts as equal if the other runs use its default.
     """
-    settings_by_run = [{setting.key: setting for setting in run.found.settings or []} for run in runs]
+    settings_by_run = [{setting.key: setting for setting in run.settings or []} for run in runs]
     keys = [
         key
         for key in dict.fromkeys(key for run_settings in settings_by_run for key in run_settings)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from markupsafe import escape
 
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.evaluate.answers import base_variant
 from surefit.report.artefacts import Artefacts
 from surefit.report.scores import SetScores, primary_metric
@@ -100,7 +100,7 @@ def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Compar
     for before, after in pairs:
         by_kind[_kind(before.scores[metric], after.scores[metric], best)].append((before, after))
     examples_by_kind = [
-        [_example(kind, *of_kind[i], metric) for i in evenly_spaced_indices(len(of_kind), SHOWN[kind])]
+        [_example(kind, *row, metric) for row in evenly_spaced(of_kind, SHOWN[kind])]
         for kind, of_kind in by_kind.items()
     ]
     totals = {kind: len(of_kind) for kind, of_kind in by_kind.items()}

@@ -12,8 +12,6 @@ from surefit import __version__
 from surefit.core.errors import EXIT_ENVIRONMENT, GateError, SureFitError
 from surefit.core.units import plural
 from surefit.stages.eval_prompts import (
-    SAMPLED_ROWS,
-    SAMPLED_TEXT,
     list_eval_sources,
     load_eval_prompt_facts,
     rows_to_split,
@@ -62,7 +60,7 @@ def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[st
     examples, example_errors = _examples(found, sample, tokenizer)
     if rows is not None and recipe is not None:
         data_errors += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
-    mix_errors = check_mixed_rows(found, tokenizer, SAMPLED_ROWS, shared)
+    mix_errors = check_mixed_rows(found, tokenizer, sampled=True, shared=shared)
     tokenize_prompts = loaded.config.evaluate.in_training
     other_rows: dict[str, Rows] = {f"data.mix.{source}": source_rows for source, source_rows in found.mixed.items()}
     eval_facts, eval_errors = load_eval_prompt_facts(
@@ -195,16 +193,14 @@ def load_tokenizer_facts(found: RunContext) -> tuple[TokenizerFacts | None, list
 
 def _sample(found: RunContext) -> tuple[Examples | None, list[SureFitError]]:
     """Convert a sample of the rows to examples; also return the errors."""
-    from surefit.data.rows.layouts import to_examples
     from surefit.data.rows.reasoning import apply_reasoning_mode
+    from surefit.data.rows.sampling import sample_examples
 
     if found.rows is None or found.recipe is None:
         return None, []
     section = found.loaded.config.data
     try:
-        sample = to_examples(
-            found.rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), found.recipe, section.format, section.bad_rows
-        )
+        sample = sample_examples(found.rows, found.recipe, section)
         return apply_reasoning_mode(sample, section.thinking), []
     except SureFitError as error:
         _name_the_recipe(error, found.rows, found.recipe)
@@ -303,14 +299,15 @@ def _reads(recipe_name: str, rows: Rows | None) -> bool:
 def check_mixed_rows(
     found: RunContext,
     tokenizer: TokenizerFacts | None = None,
-    limit: int | None = None,
+    sampled: bool = False,
     shared: TimedTemplateCheck | None = None,
 ) -> list[SureFitError]:
     """Return the errors of converting the rows of `data.mix`, and of tokens that the tokenizer lacks: for all rows, or
-    up to `limit` of each source, of which `shared` renders some.
+    a sample of each source, of which `shared` renders some.
     """
     from surefit.data.rows.layouts import to_examples
     from surefit.data.rows.sample_checks import find_missing_template, find_unknown_tokens
+    from surefit.data.rows.sampling import sample_examples
 
     problems: list[SureFitError] = []
     section = found.loaded.config.data
@@ -319,11 +316,10 @@ def check_mixed_rows(
     for source, rows in found.mixed.items():
         key = f"data.mix.{source}"
         try:
-            examples = to_examples(
-                rows.sample(limit or len(rows), SAMPLED_TEXT if limit else None),
-                found.recipe,
-                section.format,
-                section.bad_rows,
+            examples = (
+                sample_examples(rows, found.recipe, section)
+                if sampled
+                else to_examples(rows, found.recipe, section.format, section.bad_rows)
             )
         except SureFitError as error:
             error.about(key)

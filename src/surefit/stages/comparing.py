@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from surefit.evaluate.compare import AnswerComparison
 
 
 def compare_answer_sets(
@@ -12,7 +15,7 @@ def compare_answer_sets(
     variant: str | None = None,
     metric: str | None = None,
     recipe_name: str | None = None,
-) -> dict[str, Any]:
+) -> AnswerComparison:
     """Compare two sets of answers by the gold answers: is B better than A?
 
     Args:
@@ -20,9 +23,6 @@ def compare_answer_sets(
         variant: the variant of run directories that are named without one.
         metric: the metric that decides; the recipe's primary metric by default.
         recipe_name: the recipe of files that do not name theirs.
-
-    Returns:
-        The output of `surefit compare --json` except for the judge, and in `matched` the pairs of lines.
 
     Raises:
         DataError: a side does not exist, or has no scores on the set.

@@ -16,7 +16,7 @@ from surefit.config.trackers import TelemetrySection, enabled_trackers
 from surefit.core.env import first_line, redact
 from surefit.core.errors import GateError, SureFitError
 from surefit.core.rundir import RunDir, read_json
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.core.units import shell_quote, truncate_text
 from surefit.evaluate.answers import align_answers, base_variant, read_variant, select_tuned_variant
 from surefit.stages.events import is_trained
@@ -144,7 +144,7 @@ def select_example_rows(run: RunDir, summary: Mapping[str, Any]) -> list[dict[st
 def _side_by_side(run: RunDir, set_name: str, tuned: str, metric: str) -> list[dict[str, str]]:
     base_answers, tuned_answers = (read_variant(run, set_name, variant) for variant in (base_variant(tuned), tuned))
     pairs = list(zip(align_answers(base_answers, tuned_answers), tuned_answers.lines, strict=True))
-    return [_row(*pairs[i], metric) for i in evenly_spaced_indices(len(pairs), ROWS)]
+    return [_row(*pair, metric) for pair in evenly_spaced(pairs, ROWS)]
 
 
 def _row(before: Mapping[str, Any], after: Mapping[str, Any], metric: str) -> dict[str, str]:

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from surefit.facts.tokenizer import TokenizerFacts
     from surefit.task import Example, TaskRecipe
 
-SAMPLED_ROWS, SAMPLED_TEXT = 500, 6_000_000
-"""Limits of the rows, and of their characters, that are converted: enough to find a systematic error in a small part of
-a check's two seconds.
-"""
-
 
 def list_eval_sources(config: SureFitConfig) -> dict[str, str]:
     """Return the scored sets by config key: a separate file of held-out rows, and those in `evaluate.extra_sets`."""
@@ -114,11 +109,10 @@ def _sample_examples(config: SureFitConfig, recipe: TaskRecipe, sources: Sequenc
     other code reports.
     """
     from surefit.data.rows.layouts import to_examples
+    from surefit.data.rows.sampling import SAMPLED_TEXT, sample_rows
 
     section, total = config.data, sum(source_rows.total for source_rows in sources)
-    samples = [
-        rows.sample(max(1, round(SAMPLED_ROWS * rows.total / total)), SAMPLED_TEXT // len(sources)) for rows in sources
-    ]
+    samples = [sample_rows(rows, rows.total / total, SAMPLED_TEXT // len(sources)) for rows in sources]
     with contextlib.suppress(SureFitError):
         return [
             example for sample in samples for example in to_examples(sample, recipe, section.format, section.bad_rows)
@@ -139,7 +133,8 @@ def _read(
     from surefit.data.read.load import require_distinct_rows
     from surefit.data.read.quick_sample import read_quick_sample
     from surefit.data.read.sources import is_local
-    from surefit.data.rows.layouts import load_held_out, to_examples
+    from surefit.data.rows.layouts import load_held_out
+    from surefit.data.rows.sampling import sample_examples
 
     section = config.data
     if not is_local(source):
@@ -153,7 +148,7 @@ def _read(
         return rows, None
     if key == "data.eval" and (missing := tasks_without_rows(recipe, key, [rows])):
         raise missing[0]
-    return rows, to_examples(rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), recipe, section.format, section.bad_rows)
+    return rows, sample_examples(rows, recipe, section)
 
 
 def tasks_without_rows(recipe: TaskRecipe, key: str, sources: Sequence[Rows]) -> list[SureFitError]:

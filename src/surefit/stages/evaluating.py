@@ -38,12 +38,8 @@ def evaluate_run(
     from surefit.parallel.process_group import World, run_on_rank0
 
     world = world or World()
-    config = run.resolved.config
     run_on_rank0(world, lambda: require_inputs_apart(run, run.run.eval))
-    if is_trained_model_scored(variants):
-        run_on_rank0(world, lambda: require_trained(run.run))
-    elif not _has_scored_result(run.run):  # a gate would have nothing to judge
-        config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
+    config = run_on_rank0(world, lambda: evaluation_config(run, variants))
     with (
         report_stage_to_trackers(run.run, "evaluate", watcher, config.telemetry, world.is_first),
         lock_and_record_stage(watcher, run.run, "evaluate", world.is_first),
@@ -52,6 +48,20 @@ def evaluate_run(
         sets = run_on_rank0(world, lambda: load_eval_sets(run))
         summary = score_variants(config, run.recipe, run.hardware, run.run, sets, variants or None, on_progress, world)
     return summary if world.is_first else None
+
+
+def evaluation_config(run: CheckedRun, variants: Sequence[str] | None) -> SureFitConfig:
+    """Return the config to score these variants with: without a gate if it would have nothing to judge.
+
+    Raises:
+        ConfigError: nothing is trained yet, and the trained model was requested.
+    """
+    config = run.resolved.config
+    if is_trained_model_scored(variants):
+        require_trained(run.run)
+    elif not _has_scored_result(run.run):
+        return config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
+    return config
 
 
 def _has_scored_result(run: RunDir) -> bool:

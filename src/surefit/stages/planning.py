@@ -53,17 +53,15 @@ def require_rows_left(run: CheckedRun) -> ExampleLengths:
 
 def load_run_eval_prompts(run: CheckedRun) -> EvalPromptFacts | None:
     """Return the facts of the evaluation prompts; None where they cannot be read, which the check reports."""
-    from surefit.data.rows.layouts import to_examples
+    from surefit.data.rows.sampling import sample_examples
     from surefit.facts.tokenizer import facts_of_tokenizer
-    from surefit.stages.eval_prompts import SAMPLED_ROWS, SAMPLED_TEXT, load_eval_prompt_facts
+    from surefit.stages.eval_prompts import load_eval_prompt_facts
 
     section = run.resolved.config.data
     try:
         train = None
         if run.rows is not None and isinstance(section.eval, float):
-            train = to_examples(
-                run.rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), run.recipe, section.format, section.bad_rows
-            )
+            train = sample_examples(run.rows, run.recipe, section)
         tokenizer = facts_of_tokenizer(run.model)
         return load_eval_prompt_facts(
             run.resolved.config,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from surefit.report.artefacts import Artefacts, read_artefacts
+from surefit.report.artefacts import read_artefacts
+from surefit.report.comparison import MAX_RUNS, list_setting_differences
 from surefit.report.scores import MetricRow, SetScores, set_scores
 from surefit.report.shapes import ScoreRecord
 from surefit.ui.pages import UiContext
 
-MOST_RUNS = 8
 SETTINGS = 40
 
 
@@ -33,13 +33,14 @@ class ComparedMetric:
 
 def side_by_side_page(ui: UiContext, request: Request) -> Response:
     """Show `?path=A&path=B…`: the base of each run and its tuned model as columns."""
-    names = list(dict.fromkeys(request.query_params.getlist("path")))[:MOST_RUNS]
+    names = list(dict.fromkeys(request.query_params.getlist("path")))[:MAX_RUNS]
     artefacts_by_run = {name: read_artefacts(ui.workspace.run(name)) for name in names}
     by_run = {
         name: {scores.name: scores for scores in set_scores(artefacts)} for name, artefacts in artefacts_by_run.items()
     }
     sets = {name: _table(name, by_run) for name in dict.fromkeys(key for sets in by_run.values() for key in sets)}
-    return ui.page("compare", names=names, sets=sets, settings=_differences(artefacts_by_run))
+    settings, _ = list_setting_differences(list(artefacts_by_run.values()))
+    return ui.page("compare", names=names, sets=sets, settings=settings[:SETTINGS])
 
 
 def _table(
@@ -66,13 +67,3 @@ def _table(
             for metric in metrics
         ],
     }
-
-
-def _differences(found: dict[str, Artefacts]) -> list[tuple[str, list[str]]]:
-    """Return the settings that differ between the runs."""
-    values = {
-        name: {setting.key: setting.value for setting in artefacts.settings or []} for name, artefacts in found.items()
-    }
-    keys = dict.fromkeys(key for settings in values.values() for key in settings)
-    rows = [(key, [settings.get(key, "–") for settings in values.values()]) for key in keys]
-    return [(key, row) for key, row in rows if len(set(row)) > 1][:SETTINGS]

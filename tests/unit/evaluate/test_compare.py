@@ -14,9 +14,17 @@ from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError
 from surefit.core.rundir import RunDir
 from surefit.evaluate.answers import align_answers, read_answers, select_tuned_variant
-from surefit.evaluate.compare import compare_answers, detectable_difference, mcnemar, read_pair
+from surefit.evaluate.compare import (
+    AnswerComparison,
+    MetricComparison,
+    compare_answers,
+    detectable_difference,
+    mcnemar,
+    read_pair,
+)
 from surefit.evaluate.gate import evaluate_gate, require_reference
 from surefit.evaluate.plot import draw_forest_plot
+from surefit.evaluate.stats import MeanInterval, PairedDifference
 from surefit.task import TaskRecipe
 
 RECIPE = TaskRecipe(
@@ -39,8 +47,10 @@ def test_an_example_shows_the_place_where_the_answers_part():
 
 
 def test_rows_too_few_for_any_difference_are_said_to_be():
-    found = {"wins": 2, "losses": 1, "ties": 0, "mcnemar_p": 1.0, "detectable": 1.525}
-    text = _verdict({"verdict": "undecided", "metric": "irrelevance"}, found)
+    metric = MetricComparison(
+        MeanInterval(0, 0, 0, 3), MeanInterval(0, 0, 0, 3), PairedDifference(1 / 3, -0.5, 1.0, 2, 1, 0), 1.0, 1.525
+    )
+    text = _verdict(AnswerComparison("a", "b", "chat", "irrelevance", {"irrelevance": metric}, []))
     assert text.endswith("3 rows are too few to find any difference four times in five.")
 
 
@@ -80,7 +90,7 @@ BEFORE, AFTER = [0] * 30 + [1] * 10 + [1] * 60, [1] * 30 + [0] * 10 + [1] * 60
 
 def test_counts_intervals_and_mcnemar(tmp_path):
     a, b = run_of(tmp_path, "a", values(*BEFORE)), run_of(tmp_path, "b", values(*AFTER))
-    found = compare_answers(*read_pair(str(a.path), str(b.path)), RECIPE)
+    found = compare_answers(*read_pair(str(a.path), str(b.path)), RECIPE).document()
     metric = found["metrics"]["right"]
     assert (metric["wins"], metric["losses"], metric["ties"]) == (30, 10, 60)
     assert metric["difference"] == pytest.approx(0.2)
@@ -89,8 +99,8 @@ def test_counts_intervals_and_mcnemar(tmp_path):
     assert found["b"] == f"{b.path}:merged"
     assert len(found["won"]) == len(found["lost"]) == 5
     assert found["won"][0]["gold"] == "g0"
-    assert compare_answers(*read_pair(str(b.path), str(a.path)), RECIPE)["verdict"] == "worse"
-    assert compare_answers(*read_pair(str(a.path), str(a.path)), RECIPE)["verdict"] == "undecided"
+    assert compare_answers(*read_pair(str(b.path), str(a.path)), RECIPE).verdict == "worse"
+    assert compare_answers(*read_pair(str(a.path), str(a.path)), RECIPE).verdict == "undecided"
 
 
 @pytest.mark.parametrize(("wins", "losses", "p"), [(0, 5, 0.0625), (6, 0, 0.03125), (5, 5, 1.0), (12, 3, 0.03515625)])
@@ -116,13 +126,13 @@ def test_the_detectable_difference_is_found_four_times_in_five():
 
 def test_graded_scores_have_no_mcnemar(tmp_path):
     run = run_of(tmp_path, "a", values(0.5, 1, 0))
-    assert compare_answers(*read_pair(str(run.path), str(run.path)), RECIPE)["metrics"]["right"]["mcnemar_p"] is None
+    assert compare_answers(*read_pair(str(run.path), str(run.path)), RECIPE).main.mcnemar_p is None
 
 
 def test_corpus_scores_and_who_won_a_row_that_has_none_of_its_own(tmp_path):
     rows = [[{"_right": float((i + k) % 3), "_size": 3.0} for i in range(40)] for k in (0, 1)]
     a, b = (run_of(tmp_path, name, values(*each), recipe="corpus") for name, each in zip("ab", rows, strict=True))
-    found = compare_answers(*read_pair(str(a.path), str(b.path)), CORPUS)
+    found = compare_answers(*read_pair(str(a.path), str(b.path)), CORPUS).document()
     metric = found["metrics"]["f1"]
     assert (metric["wins"], metric["losses"], metric["ties"]) == (27, 13, 0)
     assert metric["difference"] == pytest.approx(micro(rows[1])["f1"] - micro(rows[0])["f1"])
@@ -132,7 +142,7 @@ def test_corpus_scores_and_who_won_a_row_that_has_none_of_its_own(tmp_path):
 
 def test_rows_are_matched_by_place_in_any_order_or_by_number(tmp_path):
     a, b = run_of(tmp_path, "a", values(0, 1, 0)), run_of(tmp_path, "b", values(1, 1, 0)[::-1])
-    assert compare_answers(*read_pair(str(a.path), str(b.path)), RECIPE)["metrics"]["right"]["wins"] == 1
+    assert compare_answers(*read_pair(str(a.path), str(b.path)), RECIPE).main.difference.wins == 1
     moved = run_of(tmp_path, "c", [line(n, 1, where=f"elsewhere.jsonl:{n}") for n in range(3)])
     assert len(align_answers(*read_pair(str(a.path), str(moved.path)))) == 3
 
@@ -198,7 +208,7 @@ def test_the_verb(tmp_path):
 def test_the_picture_holds_names_that_are_not_markup(tmp_path):
     run = run_of(tmp_path, "a<b>&", values(*BEFORE))
     found = compare_answers(*read_pair(str(run.path), str(run.path)), RECIPE)
-    ElementTree.fromstring(draw_forest_plot(found))
+    ElementTree.fromstring(draw_forest_plot(found.document()))
 
 
 def gate(run, tuned, **section):

@@ -39,8 +39,8 @@ def verdict(gate, base, tuned, **kwargs):
 
 def test_a_row_without_a_metric_does_not_enter_its_denominator():
     found = compute_estimates([{"right": 1.0, "rare": 0.0}, {"right": 0.0}, {"right": 0.0}], RECIPE)
-    assert found["right"]["mean"] == pytest.approx(1 / 3)
-    assert (found["rare"]["mean"], found["rare"]["n"], found["right"]["n"]) == (0.0, 1, 3)
+    assert found["right"].mean == pytest.approx(1 / 3)
+    assert (found["rare"].mean, found["rare"].n, found["right"].n) == (0.0, 1, 3)
 
 
 def test_a_recipe_must_give_its_primary_metric():
@@ -61,8 +61,8 @@ def test_corpus_scores_use_the_recipes_aggregate_for_means_and_differences():
     tuned = [{"right": float(i % 3 != 1), "size": float(1 + i % 2)} for i in range(60)]
     found = compute_estimates(base, CORPUS)
     assert set(found) == {"right"}
-    assert found["right"]["mean"] == pytest.approx(20 / 90)
-    assert found["right"]["ci95"][0] < 20 / 90 < found["right"]["ci95"][1]
+    assert found["right"].mean == pytest.approx(20 / 90)
+    assert found["right"].low < 20 / 90 < found["right"].high
     line = next(
         c
         for c in paired_comparisons("base", "merged", {"base": base, "merged": tuned}, CORPUS)

@@ -13,10 +13,9 @@ import typer
 
 from surefit.cli.exits import verb
 from surefit.cli.render import Output
-from surefit.cli.runs.run_facts import disk_size
 from surefit.cli.runs.summary import JOBS, find_runs, summarize_runs
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
-from surefit.core.rundir import RunDir, leftovers, machine_errors, read_jsonl
+from surefit.core.rundir import RunDir, disk_size, leftovers, machine_errors, read_jsonl
 from surefit.core.units import bytes_text, shell_quote
 
 ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "COMPLETING", "STOPPED")

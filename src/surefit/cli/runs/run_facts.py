@@ -24,12 +24,6 @@ def require_run(path: Path) -> RunDir:
     return run
 
 
-def disk_size(path: Path) -> int:
-    """Return the bytes of a file, or of all files below a directory; links count as nothing."""
-    files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
-    return sum(file.lstat().st_size for file in files if file.is_file() and not file.is_symlink())
-
-
 def read_primary_scores(run: RunDir) -> list[dict[str, Any]]:
     """Return the primary metric of every variant on every set; empty if the scores are missing or damaged."""
 

@@ -8,8 +8,8 @@ from surefit.cli.exits import verb
 from surefit.cli.intervals import interval_text
 from surefit.cli.options import RunPath
 from surefit.cli.render import Output
-from surefit.cli.runs.run_facts import disk_size, newest_checkpoint, read_primary_scores, require_run
-from surefit.cli.runs.summary import read_or_default, summarize_runs
+from surefit.cli.runs.run_facts import newest_checkpoint, read_primary_scores, require_run
+from surefit.cli.runs.summary import disk_usage, read_or_default, summarize_runs
 from surefit.core.errors import EXIT_OK
 from surefit.core.rundir import RunDir, read_jsonl
 from surefit.core.units import bytes_text, duration_text, plural, shell_quote
@@ -58,13 +58,6 @@ def show(out: Output, run: RunPath) -> int:
         }
     )  # fmt: skip
     return EXIT_OK
-
-
-def disk_usage(run: RunDir) -> dict[str, int]:
-    """Return part → bytes, the largest first."""
-    parts = {entry.name: disk_size(entry) for entry in run.path.iterdir() if entry.is_dir()}
-    parts["files"] = sum(disk_size(entry) for entry in run.path.iterdir() if entry.is_file())
-    return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
 
 def describe_next_steps(run: RunDir, row: dict[str, Any]) -> list[str]:

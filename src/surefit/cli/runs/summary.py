@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import SureFitError
-from surefit.core.rundir import RunDir, read_json, read_jsonl
+from surefit.core.rundir import RunDir, disk_size, read_json, read_jsonl
 from surefit.core.units import bytes_text, duration_text
 from surefit.evaluate.answers import base_variant
 
@@ -80,7 +81,7 @@ def summarize_run(run: RunDir) -> dict[str, Any]:
     steps = read_or_default(lambda: [line["step"] for line in read_jsonl(run.metrics) if "loss" in line], [])
     config = read_or_default(lambda: load_config(run.resolved).config, None) if run.resolved.exists() else None
     placeholder = "unreadable" if run.resolved.exists() else "-"
-    size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
+    size = sum(disk_usage(run).values())
     total = read_or_default(lambda: read_json(run.plan)["steps"]["total_steps"], None)
     score = _score(run)
     changed = _modification_time(run)
@@ -128,8 +129,19 @@ def _score(run: RunDir) -> dict[str, Any] | None:
 
 
 def _modification_time(run: RunDir) -> float:
-    files = [path for path in (run.events, run.metrics, run.report, run.resolved, run.slurm) if path.exists()]
-    return max((path.stat().st_mtime for path in files), default=0.0)
+    times = [0.0]
+    for path in (run.events, run.metrics, run.report, run.resolved, run.slurm):
+        with contextlib.suppress(OSError):  # a file may not exist yet, or no longer
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def disk_usage(run: RunDir) -> dict[str, int]:
+    """Return part of the run → bytes (`disk_size`), the largest first; a directory that is a link counts."""
+    entries = list(run.path.glob("*"))
+    parts = {entry.name: disk_size(entry) for entry in entries if entry.is_dir()}
+    parts["files"] = sum(disk_size(entry) for entry in entries if not entry.is_dir())
+    return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
 
 def read_or_default(read: Any, default: Any) -> Any:

@@ -116,22 +116,22 @@ def select_convention_detectors(columns: Collection[str], recipe: str | None) ->
     return [detector for detector in select_detectors(columns, recipe) if NAMES.intersection(detector.names)]
 
 
-def observe_conventions(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> dict[str, Observation]:
-    """Return the ways of writing in up to `limit` rows, spread evenly."""
-    numbers = evenly_spaced_indices(len(rows), limit)
-    sample = [(index, rows[index]) for index in numbers]
-    columns = dict.fromkeys(name for _, row in sample for name in row)
-    detectors = select_convention_detectors(columns, recipe)
+def _observe_sample(
+    rows: Rows, recipe: str | None, limit: int, select: Callable[[Collection[str], str | None], list[Detector]]
+) -> dict[str, Observation]:
+    """Run the detectors that `select` chooses by columns and recipe on up to `limit` rows, spread evenly."""
+    sample = [(index, rows[index]) for index in evenly_spaced_indices(len(rows), limit)]
+    detectors = select(dict.fromkeys(name for _, row in sample for name in row), recipe)
     return build_observations(run_detectors(detectors, sample), detectors, len(sample), rows.where)
 
 
+def observe_conventions(rows: Rows, recipe: str | None) -> dict[str, Observation]:
+    """Return the ways of writing in a sample of the rows."""
+    return _observe_sample(rows, recipe, SAMPLE, select_convention_detectors)
+
+
 def audit_sample(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> AuditFacts:
-    """Run the row-level detectors on up to `limit` rows, spread evenly, and the file detectors on small files; no
-    tokenizer, no numpy."""
-    numbers = evenly_spaced_indices(len(rows), limit)
-    sample = [(index, rows[index]) for index in numbers]
-    columns = dict.fromkeys(name for _, row in sample for name in row)
-    detectors = select_detectors(columns, recipe)
-    observations = build_observations(run_detectors(detectors, sample), detectors, len(sample), rows.where)
-    observations |= run_file_detectors(rows.source, SMALL_FILE)
-    return AuditFacts(rows.source, rows.total, len(sample), observations)
+    """Run the row-level detectors on a sample of the rows, and the file detectors on small files; no tokenizer, no
+    numpy."""
+    observations = _observe_sample(rows, recipe, limit, select_detectors) | run_file_detectors(rows.source, SMALL_FILE)
+    return AuditFacts(rows.source, rows.total, min(limit, len(rows)), observations)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced, stream_evenly_spaced
 from surefit.data.audit.sample import SAMPLE
 from surefit.data.read.load import Rows, files_sha256, rows_sha256
 from surefit.data.read.readers import RowWithPlace
@@ -42,7 +42,7 @@ class StreamedRows:
         remote = resolve_source(source).kind in ("hub", "url")
         self.files = () if remote else tuple(Path(part.file) for part in self._parts)
         total = sum(1 for _ in self._every()) if limit is not None else 0
-        self._chosen = (limit, total) if limit is not None and limit < total else None
+        self._chosen = (total, limit) if limit is not None and limit < total else None
         self._count = 0
         self._few: list[RowWithPlace] = []
         columns: dict[str, None] = {}
@@ -72,7 +72,7 @@ class StreamedRows:
 
     def placed(self) -> Iterator[RowWithPlace]:
         """Iterate over the rows in order, with their places."""
-        return self._every() if self._chosen is None else _spread(self._every(), *self._chosen)
+        return self._every() if self._chosen is None else stream_evenly_spaced(self._every(), *self._chosen)
 
     def _every(self) -> Iterator[RowWithPlace]:
         return itertools.chain.from_iterable(map(read_range, self._parts))
@@ -80,19 +80,7 @@ class StreamedRows:
     def sample(self, limit: int) -> Rows:
         """Return up to `limit` rows, spread evenly; a few are kept in memory, for more the files are read again."""
         if limit <= SAMPLE or self._count <= len(self._few):
-            chosen = [self._few[place] for place in evenly_spaced_indices(len(self._few), limit)]
+            chosen = evenly_spaced(self._few, limit)
         else:
-            numbers = set(evenly_spaced_indices(self._count, limit))
-            chosen = [placed_row for number, placed_row in enumerate(self.placed()) if number in numbers]
+            chosen = list(stream_evenly_spaced(self.placed(), self._count, limit))
         return Rows(self.source, chosen, self.files, self.sha256)
-
-
-def _spread(rows: Iterator[RowWithPlace], limit: int, count: int) -> Iterator[RowWithPlace]:
-    """Yield `limit` of `count` rows, chosen like `evenly_spaced_indices`."""
-    yielded = 0
-    for number, placed_row in enumerate(rows):
-        if number == yielded * count // limit:
-            yield placed_row
-            yielded += 1
-            if yielded == limit:
-                return

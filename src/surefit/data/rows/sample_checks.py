@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.config.schema import DataSection, SureFitConfig
 from surefit.core.errors import DataError
-from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.sampling import evenly_spaced
 from surefit.data.rows.layouts import Examples, bad_rows_error, prompt_position, split_eval, with_place
 from surefit.data.rows.messages import is_trained_on
 from surefit.data.tokens.light_template import LightTemplate
@@ -89,7 +89,7 @@ def supervised_turns(example: Example) -> list[Message]:
 def mean_token_examples(examples: Sequence[Example], template: LightTemplate) -> float:
     """Return the mean token examples per example: more than 1 where the chat template rewrites earlier turns."""
     multi_answer = [example for example in examples if len(supervised_turns(example)) > 1]
-    sampled = [multi_answer[n] for n in evenly_spaced_indices(len(multi_answer), DIVIDED)]
+    sampled = evenly_spaced(multi_answer, DIVIDED)
     counts = [_token_examples_of(example, template) for example in sampled]
     return 1 + len(multi_answer) / max(1, len(examples)) * (sum(counts) / max(1, len(counts)) - 1) if counts else 1.0
 
