@@ -84,8 +84,10 @@ class _Stage:
     def places(self) -> dict[str, Any]:
         """Fields of the result about its processes."""
         return {
-            "nodes": self.job.nodes, "processes_per_node": self.job.per_node, "processes": self.job.processes,
-        }  # fmt: skip
+            "nodes": self.job.nodes,
+            "processes_per_node": self.job.per_node,
+            "processes": self.job.processes,
+        }
 
     @property
     def own(self) -> Path:
@@ -234,9 +236,12 @@ def submit_evaluation_array(out: Output, target: Path, overrides: Sequence[str],
     if after:
         out.note(f"job {after} trains this run: the tasks start when it has ended")
     facts = {
-        "tasks": tasks, "after": after, "nodes": job.nodes, "processes_per_node": job.per_node,
+        "tasks": tasks,
+        "after": after,
+        "nodes": job.nodes,
+        "processes_per_node": job.per_node,
         "processes": job.processes,
-    }  # fmt: skip
+    }
     return _deliver(out, job, script, options, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, facts)
 
 
