@@ -282,6 +282,15 @@ def test_the_scripts_of_all_stages_may_be_written_and_submitted_by_hand(
     assert asked[0].endswith("my jobs/train.sbatch")
 
 
+def test_sbatch_judges_a_written_script_where_it_is_installed(surefit: Surefit, config: Path, programs: Path) -> None:
+    (programs / "sbatch").write_text('#!/bin/sh\necho "asked: $*" >&2\nexit 1\n', encoding="utf-8")
+    answer = two_nodes(surefit, config, "-o", "job.sbatch")
+    assert answer.code == 0, "the script may be meant for another cluster"
+    assert "asked: --test-only job.sbatch" in answer.stderr
+    (programs / "sbatch").unlink()
+    assert "asked" not in two_nodes(surefit, config).stderr
+
+
 def test_all_scripts_are_printed_where_nothing_is_to_be_written(surefit: Surefit, config: Path) -> None:
     answer = stage(surefit, config, "run")
     assert answer.code == 0, answer.text

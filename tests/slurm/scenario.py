@@ -175,6 +175,17 @@ def cancelled(cluster: Cluster) -> dict[str, Any]:
     return {**found, "shown": shown["cancelled"], "number": number}
 
 
+def judged(cluster: Cluster) -> dict[str, str]:
+    """What is printed about a script that is only written: one that can run here, and one for another partition."""
+    found = {}
+    for kind, partition in (("possible", "main"), ("impossible", "other")):
+        command = [sys.executable, "-m", "surefit", "slurm", cluster.config(kind), "-o", f"{kind}.sbatch"]
+        command += ["--set", f"slurm.partition={partition}"]
+        answer = subprocess.run(command, capture_output=True, text=True, cwd=cluster.folder, timeout=120)
+        found[kind] = " ".join((answer.stdout + answer.stderr).split())
+    return found
+
+
 def failing(cluster: Cluster) -> dict[str, Any]:
     """Its rows are gone when it starts."""
     blocker = _slurm(
@@ -223,6 +234,7 @@ def main(result: str | None = None) -> int:
         found = {
             "one": requeued(cluster, nodes=1),
             "scored": scored(cluster, "told-1"),
+            "judged": judged(cluster),
             "cancelled": cancelled(cluster),
             "failing": failing(cluster),
             "chained": chained(cluster),

@@ -66,6 +66,11 @@ def test_a_failing_run_is_not_started_again(found: dict[str, Any]) -> None:
     assert "gone.jsonl: no such file" in failing["log"]
 
 
+def test_sbatch_says_when_a_written_job_could_start_and_why_never(found: dict[str, Any]) -> None:
+    assert "to start at" in found["judged"]["possible"]
+    assert "invalid partition" in found["judged"]["impossible"].lower()
+
+
 def test_runs_shows_the_state_of_a_job(found: dict[str, Any]) -> None:
     cancelled = found["cancelled"]
     assert cancelled["shown"] == {"job_id": cancelled["number"], "state": "RUNNING"}

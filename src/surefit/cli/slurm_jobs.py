@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.cli.findings import show_findings_on_failure
 from surefit.cli.render import Output
@@ -29,13 +29,11 @@ from surefit.launch.slurm import (
     ENDED,
     LOG,
     BatchJob,
+    JobStage,
+    check_submission,
     dependency_options,
     job_states,
-    render_array,
-    render_evaluate,
-    render_merge,
-    render_prepare,
-    render_train,
+    render_script,
     submit,
 )
 from surefit.stages.checking import require_no_errors, run_check
@@ -44,7 +42,7 @@ from surefit.stages.run_context import load_run_context
 if TYPE_CHECKING:
     from surefit.stages.run_context import RunContext
 
-RENDER = {"train": render_train, "merge": render_merge, "evaluate": render_evaluate}
+STAGES: tuple[JobStage, ...] = ("train", "merge", "evaluate")
 """The stages that are jobs, in their order. The stages before them take seconds, and so does the report."""
 
 
@@ -86,8 +84,10 @@ class _Stage:
     def places(self) -> dict[str, Any]:
         """Fields of the result about its processes."""
         return {
-            "nodes": self.job.nodes, "processes_per_node": self.job.per_node, "processes": self.job.processes,
-        }  # fmt: skip
+            "nodes": self.job.nodes,
+            "processes_per_node": self.job.per_node,
+            "processes": self.job.processes,
+        }
 
     @property
     def own(self) -> Path:
@@ -100,11 +100,13 @@ class _Stage:
         return RunDir(self.job.run).stage_job(self.name)
 
 
-def submit_stages(out: Output, target: Path, overrides: Sequence[str], stage: str, options: SlurmOptions) -> int:
+def submit_stages(
+    out: Output, target: Path, overrides: Sequence[str], stage: JobStage | Literal["run"], options: SlurmOptions
+) -> int:
     """Print the batch script of a stage, write it to a file, or submit it from the run directory.
 
     Args:
-        stage: one of `RENDER`, or `run` for all of them, each after the one before it.
+        stage: one of `STAGES`, or `run` for all of them, each after the one before it.
     """
     if stage == "run":
         return _all_stages(out, target, overrides, options)
@@ -122,7 +124,7 @@ def submit_stages(out: Output, target: Path, overrides: Sequence[str], stage: st
 
 def _all_stages(out: Output, target: Path, overrides: Sequence[str], options: SlurmOptions) -> int:
     """Print, write or submit a job for each stage; the command line's nodes and GPUs are for training."""
-    jobs = [_stage(out, target, overrides, name, options if name == "train" else SlurmOptions()) for name in RENDER]
+    jobs = [_stage(out, target, overrides, name, options if name == "train" else SlurmOptions()) for name in STAGES]
     _say_what_to_know(out, jobs[0].job)
     folder = options.output
     if folder is not None and folder.exists() and not folder.is_dir():
@@ -145,8 +147,11 @@ def _all_stages(out: Output, target: Path, overrides: Sequence[str], options: Sl
         results.append({"script": stage.script, "path": script_path, "job_id": number, **facts})
     if folder:
         out.say(f"Wrote {', '.join(result['path'] for result in results)}; submit them with:")
-        for line in _by_hand([Path(result["path"]) for result in results]):
+        paths = [Path(result["path"]) for result in results]
+        for line in _by_hand(paths):
             out.say(line)
+        for path in paths:
+            _say_whether_accepted(out, path)
     elif not options.submit:
         out.note("nothing was written: -o FOLDER writes the three scripts, --submit queues them one after the other")
     out.result({"jobs": results})
@@ -188,7 +193,7 @@ def _submit_next(path: Path, stage: str, before: Sequence[Mapping[str, Any]]) ->
         ) from error
 
 
-def _stage(out: Output, target: Path, overrides: Sequence[str], name: str, options: SlurmOptions) -> _Stage:
+def _stage(out: Output, target: Path, overrides: Sequence[str], name: JobStage, options: SlurmOptions) -> _Stage:
     """Return a stage as a job with its machines: training as in the config, the other stages with one GPU."""
     if name == "train":
         overrides = _with_machines(load_config(target, overrides).config, overrides, options.nodes, options.per_node)
@@ -199,7 +204,7 @@ def _stage(out: Output, target: Path, overrides: Sequence[str], name: str, optio
         )
     else:
         job = _with_scoring_machines(_job(out, target, overrides, options), options)
-    return _Stage(name, job, RENDER[name](job))
+    return _Stage(name, job, render_script(job, name))
 
 
 def _with_scoring_machines(job: BatchJob, options: SlurmOptions) -> BatchJob:
@@ -209,9 +214,9 @@ def _with_scoring_machines(job: BatchJob, options: SlurmOptions) -> BatchJob:
     return replace(job, config=job.config.model_copy(update={"hardware": hardware}))
 
 
-def _find_awaited_job(run: Path, stage: str) -> str | None:
+def _find_awaited_job(run: Path, stage: JobStage) -> str | None:
     """Return the job of the nearest earlier stage that was submitted and may still run, or None."""
-    earlier_stages = list(RENDER)[: list(RENDER).index(stage)]
+    earlier_stages = STAGES[: STAGES.index(stage)]
     job_numbers = (_find_active_job(RunDir(run).stage_job(name)) for name in reversed(earlier_stages))
     return next((number for number in job_numbers if number), None)
 
@@ -225,15 +230,18 @@ def submit_evaluation_array(out: Output, target: Path, overrides: Sequence[str],
     after = _find_active_job(run.slurm)
     waits = after is not None or not existing
     tasks, at_once = _tasks(options.array, max(existing, kept_count) if waits else existing)
-    script = render_array(job, tasks, at_once, after)
+    script = render_script(job, "checkpoints", tasks=tasks, at_once=at_once, after=after)
     if waits:
         out.note(f"training keeps {kept_count} checkpoints (checkpoint.save_total_limit): those are scored")
     if after:
         out.note(f"job {after} trains this run: the tasks start when it has ended")
     facts = {
-        "tasks": tasks, "after": after, "nodes": job.nodes, "processes_per_node": job.per_node,
+        "tasks": tasks,
+        "after": after,
+        "nodes": job.nodes,
+        "processes_per_node": job.per_node,
         "processes": job.processes,
-    }  # fmt: skip
+    }
     return _deliver(out, job, script, options, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, facts)
 
 
@@ -249,7 +257,7 @@ def submit_prepare_array(out: Output, target: Path, overrides: Sequence[str], op
     job = BatchJob(config, target.absolute(), run.path, Path.cwd(), overrides, interface=options.interface)
     size = sum(file["bytes"] for file in source_files(config))
     tasks, at_once = _tasks(options.array, max(1, -(-size // TASK_BYTES)))
-    script = render_prepare(job, tasks, at_once)
+    script = render_script(job, "prepare", tasks=tasks, at_once=at_once)
     facts = {"tasks": tasks, "after": None, "nodes": 1, "processes_per_node": 1, "processes": 1}
     script_path, record = run.stage_script("prepare"), run.stage_job("prepare")
     return _deliver(out, job, script, options, script_path, record, job.run / ARRAY_LOG, facts)
@@ -344,6 +352,7 @@ def _deliver(
         else:
             dependency = "".join(f"{option} " for option in dependency_options(after)) if after else ""
             out.say(f"Wrote {path}; submit it with: sbatch {dependency}{path}")
+            _say_whether_accepted(out, path)
     else:
         out.say(script.rstrip("\n"))
         out.note("nothing was written: -o FILE writes the script, --submit hands it to sbatch")
@@ -361,6 +370,11 @@ def _write(log: Path, path: Path, script: str, job: BatchJob) -> None:
     RunDir(log.parent).create()  # SLURM writes the output there, and makes no folder
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, script)
+
+
+def _say_whether_accepted(out: Output, script: Path) -> None:
+    if answer := check_submission(script):
+        out.note(f"sbatch --test-only {script}: {answer}")
 
 
 def _remember(out: Output, record: Path, number: str, log: Path, places: Mapping[str, Any]) -> None:

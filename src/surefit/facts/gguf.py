@@ -163,8 +163,9 @@ class _Reader:
         return ModelError(
             f"the file ends within its header: {bytes_text(self.size)}, and {what} at byte {self.at:,} needs more",
             code="E2050",
-            path=self.path, help=DAMAGED,
-        )  # fmt: skip
+            path=self.path,
+            help=DAMAGED,
+        )
 
     def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
         width = struct.calcsize(f"<{code}")
@@ -233,9 +234,11 @@ class _Reader:
                 help="download the model's little-endian file",
             )
         return ModelError(
-            f"GGUF version {version}; SureFit reads {' and '.join(map(str, VERSIONS))}", code="E2052",
-            path=self.path, help="convert the model again with a current llama.cpp",
-        )  # fmt: skip
+            f"GGUF version {version}; SureFit reads {' and '.join(map(str, VERSIONS))}",
+            code="E2052",
+            path=self.path,
+            help="convert the model again with a current llama.cpp",
+        )
 
     def value(self, kind: int, keep: bool = False) -> Any:
         if kind in _SCALARS:
@@ -265,9 +268,11 @@ class _Reader:
             kind, offset = self.number("I"), self.number("Q")
             if kind not in _TYPES:
                 raise ModelError(
-                    f"the tensor {name} is of ggml's type {kind}, which cannot be dequantized", code="E2053",
-                    path=self.path, help=f"choose a file with only {', '.join(entry[0] for entry in _TYPES.values())}",
-                )  # fmt: skip
+                    f"the tensor {name} is of ggml's type {kind}, which cannot be dequantized",
+                    code="E2053",
+                    path=self.path,
+                    help=f"choose a file with only {', '.join(entry[0] for entry in _TYPES.values())}",
+                )
             text, block, width = _TYPES[kind]
             if 0 in shape or shape[-1] % block:
                 raise self.damaged(f"the tensor {name} of shape {shape} cannot be {text}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any
 
 from surefit.core.errors import ModelError
@@ -13,21 +12,8 @@ BYTE_LEVEL = "gpt2"
 """The kind of tokenizer, as `tokenizer.ggml.model` names it, that SureFit can rebuild."""
 KNOWN_SPLITS = ("smollm", "gpt-2", "llama-bpe", "qwen2")
 """Keys of `SPLITS` in facts/gguf_tokenizer.py, which is imported only where a tokenizer is needed."""
-
-
-@dataclass(frozen=True)
-class GgufArchitecture:
-    """An architecture that SureFit converts: its class and type in transformers."""
-
-    model_class: str
-    model_type: str
-
-
-FAMILIES = {
-    "llama": GgufArchitecture("LlamaForCausalLM", "llama"),
-    "qwen2": GgufArchitecture("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": GgufArchitecture("Qwen3ForCausalLM", "qwen3"),
-}
+FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""Architectures that SureFit converts, named as transformers' model types → their classes there."""
 _REQUIRED = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
@@ -44,15 +30,15 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
     Raises:
         ModelError: SureFit does not convert this architecture, or not without losing a part of it.
     """
-    family = _family(header)
+    model_class = _model_class(header)
     _require_whole(header)
     sizes = {name: _whole(header, key) for name, key in _REQUIRED.items()}
     heads = sizes["num_attention_heads"]
     key_heads = header.of_model("attention.head_count_kv")
     head = header.of_model("attention.key_length") or header.of_model("rope.dimension_count")
     config = {
-        "architectures": [family.model_class],
-        "model_type": family.model_type,
+        "architectures": [model_class],
+        "model_type": header.architecture,
         "attention_bias": False,
         "dtype": "float32",
         "hidden_act": "silu",
@@ -79,14 +65,16 @@ def shortest(value: float) -> float:
     return next(float(text) for text in texts if struct.pack("<f", float(text)) == single)
 
 
-def _family(header: GgufHeader) -> GgufArchitecture:
+def _model_class(header: GgufHeader) -> str:
     if not header.architecture:
         raise ModelError("general.architecture is missing", code="E2055", path=header.path, help=_ANOTHER)
     if header.architecture not in FAMILIES:
         raise ModelError(
-            f"SureFit does not convert the architecture {header.architecture!r}", code="E2056",
-            path=header.path, help=f"it converts {', '.join(FAMILIES)}; otherwise {_ANOTHER}",
-        )  # fmt: skip
+            f"SureFit does not convert the architecture {header.architecture!r}",
+            code="E2056",
+            path=header.path,
+            help=f"it converts {', '.join(FAMILIES)}; otherwise {_ANOTHER}",
+        )
     return FAMILIES[header.architecture]
 
 
@@ -97,32 +85,40 @@ def _require_whole(header: GgufHeader) -> None:
         number = header.metadata.get("split.no")
         which = f"part {number + 1}" if isinstance(number, int) else "one part"
         raise ModelError(
-            f"{which} of {parts} of a split model", code="E2057", path=header.path,
+            f"{which} of {parts} of a split model",
+            code="E2057",
+            path=header.path,
             help="join the parts: llama-gguf-split --merge FIRST-PART model.gguf",
-        )  # fmt: skip
+        )
     kind = header.of_model("rope.scaling.type")
     if kind not in (None, "none") or "rope_freqs.weight" in header.tensors:
         raise ModelError(
-            f"its positions are scaled ({kind or 'rope_freqs.weight'}), which a conversion would lose", code="E2058",
-            path=header.path, help=_ANOTHER,
-        )  # fmt: skip
+            f"its positions are scaled ({kind or 'rope_freqs.weight'}), which a conversion would lose",
+            code="E2058",
+            path=header.path,
+            help=_ANOTHER,
+        )
     if not header.tokens:
         raise ModelError("has no tokenizer (tokenizer.ggml.tokens)", code="E2059", path=header.path, help=_ANOTHER)
     kind, split = (header.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if kind != BYTE_LEVEL or split not in KNOWN_SPLITS:
         raise ModelError(
-            f"SureFit cannot rebuild its tokenizer ({kind} / {split}) exactly", code="E2060",
-            path=header.path, help=f"it supports {BYTE_LEVEL} / {', '.join(KNOWN_SPLITS)}; otherwise {_ANOTHER}",
-        )  # fmt: skip
+            f"SureFit cannot rebuild its tokenizer ({kind} / {split}) exactly",
+            code="E2060",
+            path=header.path,
+            help=f"it supports {BYTE_LEVEL} / {', '.join(KNOWN_SPLITS)}; otherwise {_ANOTHER}",
+        )
 
 
 def _whole(header: GgufHeader, key: str) -> int:
     value = header.of_model(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(
-            f"{header.architecture}.{key} is {value!r}; a whole number above zero is needed", code="E2061",
-            path=header.path, help=_ANOTHER,
-        )  # fmt: skip
+            f"{header.architecture}.{key} is {value!r}; a whole number above zero is needed",
+            code="E2061",
+            path=header.path,
+            help=_ANOTHER,
+        )
     return value
 
 
@@ -131,7 +127,9 @@ def _vocabulary(header: GgufHeader) -> int:
     rows = embedding.shape[0] if embedding else 0
     if rows != len(header.tokens):
         raise ModelError(
-            f"its tokenizer has {len(header.tokens):,} tokens, but its embedding has {rows:,} rows", code="E2062",
-            path=header.path, help=_ANOTHER,
-        )  # fmt: skip
+            f"its tokenizer has {len(header.tokens):,} tokens, but its embedding has {rows:,} rows",
+            code="E2062",
+            path=header.path,
+            help=_ANOTHER,
+        )
     return rows

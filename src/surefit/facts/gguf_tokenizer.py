@@ -2,7 +2,7 @@
 
 The file gives the split of a text before merging only as a name (`tokenizer.ggml.pre`); the meaning of the names is in
 llama.cpp's src/llama-vocab.cpp. transformers (5.17 to 5.23) knows some of them, splits by GPT-2's rule for others, and
-adds GPT-2's <|endoftext|> to a vocabulary that has none.
+adds GPT-2's <|endoftext|> to a vocabulary that has none (docs/adr/0014-gguf-files-read-by-both.md).
 """
 
 from __future__ import annotations
@@ -85,9 +85,11 @@ def build_tokenizer(header: GgufHeader) -> Tokenizer:
 
 def _unfit(header: GgufHeader, why: str) -> ModelError:
     return ModelError(
-        f"its vocabulary and its merge rules do not fit together: {' '.join(why.split())[:200]}", code="E2066",
-        path=header.path, help="download the file again, or use the model's folder with config.json and *.safetensors",
-    )  # fmt: skip
+        f"its vocabulary and its merge rules do not fit together: {' '.join(why.split())[:200]}",
+        code="E2066",
+        path=header.path,
+        help="download the file again, or use the model's folder with config.json and *.safetensors",
+    )
 
 
 def _cut(split: Split) -> pre_tokenizers.PreTokenizer:
@@ -113,4 +115,4 @@ def _around(header: GgufHeader, split: Split) -> processors.PostProcessor:
     )
     return processors.TemplateProcessing(
         single=[*before, "$A", *after], pair=[*before, "$A", *after, "$B"], special_tokens=special
-    )  # fmt: skip
+    )

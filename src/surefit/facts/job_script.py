@@ -13,21 +13,20 @@ from pathlib import Path
 
 from surefit.core.errors import ConfigError
 from surefit.facts.installs import Install, installs_in
-from surefit.facts.sbatch_syntax import SyntaxFault, find_syntax_faults, variables_in
+from surefit.facts.sbatch_syntax import LETTERS, SyntaxFault, find_syntax_faults, variables_in
 from surefit.facts.setup import SettingLocation, Setup
 from surefit.facts.shell import MISCOUNTS_GPUS, Command, Shell, options_alone, split_commands
 
 MAX_BYTES = 200_000
 """Bytes of a script that are read; no batch script is larger."""
-SHORT = {
-    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "o": "output", "e": "error",
-    "J": "job-name", "p": "partition", "A": "account", "a": "array", "q": "qos", "C": "constraint",
-}  # fmt: skip
 _DIRECTIVE = re.compile(r"#SBATCH\s+(.+)")
 _MODULES = {
-    "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun", "torchrun": "torchrun",
-    "accelerate.commands.launch": "accelerate", "deepspeed": "deepspeed",
-}  # fmt: skip
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "torchrun": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed": "deepspeed",
+}
 RANKS = (
     "RANK",
     "LOCAL_RANK",
@@ -39,10 +38,17 @@ RANKS = (
     "SLURM_NODEID",
 )
 COMMANDS = {
-    "llamafactory-cli": ("train",), "llamafactory": ("train",), "lmf": ("train",),
-    "axolotl": ("train",), "swift": ("sft", "pt", "rlhf"), "megatron": ("sft", "pt"), "tune": ("run",),
-    "trl": ("sft", "dpo", "kto", "grpo", "rloo", "reward"), "xtuner": ("train",), "colossalai": ("run",),
-}  # fmt: skip
+    "llamafactory-cli": ("train",),
+    "llamafactory": ("train",),
+    "lmf": ("train",),
+    "axolotl": ("train",),
+    "swift": ("sft", "pt", "rlhf"),
+    "megatron": ("sft", "pt"),
+    "tune": ("run",),
+    "trl": ("sft", "dpo", "kto", "grpo", "rloo", "reward"),
+    "xtuner": ("train",),
+    "colossalai": ("run",),
+}
 """Training tools → the subcommands with which they start processes themselves."""
 ON_EVERY_GPU = ("llamafactory-cli", "llamafactory", "lmf", "axolotl", "trl")
 """Training tools that start a process on each GPU they see, unless options or variables set another number."""
@@ -272,7 +278,7 @@ def _options(text: str, commands: Sequence[Command]) -> tuple[dict[str, str], di
         if directive and first is not None and number > first:
             late_lines.append(number)
         elif directive:
-            for name, value in _flags(re.sub(r"\s#.*", "", directive[1]).replace('"', "").split(), SHORT):
+            for name, value in _flags(re.sub(r"\s#.*", "", directive[1]).replace('"', "").split(), LETTERS):
                 options[name.replace("_", "-")] = value
                 lines[name.replace("_", "-")] = number
     return options, lines, tuple(late_lines)
@@ -469,7 +475,7 @@ def _launch(command: Command, nodes: int | None, tasks: int | None, gpus: int | 
         arguments=arguments,
     )
     if launch.srun:
-        srun_options = dict(_flags(words[names.index("srun") + 1 : start], SHORT))
+        srun_options = dict(_flags(words[names.index("srun") + 1 : start], LETTERS))
         launch = replace(
             launch, tasks_per_node=_srun_tasks(srun_options, _number(srun_options.get("nodes")) or nodes, tasks)
         )

@@ -34,14 +34,16 @@ COUNTS = _set("""
     cpus-per-task ntasks ntasks-per-node ntasks-per-core ntasks-per-gpu ntasks-per-socket cpus-per-gpu mincpus
 """)
 """Options whose value is a whole number above 0."""
-LETTERS = {
-    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "o": "output", "e": "error",
-    "J": "job-name", "p": "partition", "A": "account", "a": "array", "q": "qos", "C": "constraint", "D": "chdir",
-    "d": "dependency", "w": "nodelist", "x": "exclude", "L": "licenses", "M": "clusters", "m": "distribution",
-    "i": "input", "b": "begin", "B": "extra-node-info", "S": "core-spec", "k": "no-kill", "s": "oversubscribe",
-    "H": "hold", "O": "overcommit", "Q": "quiet", "v": "verbose", "W": "wait", "h": "help", "V": "version",
-    "F": "nodefile",
-}  # fmt: skip
+LETTERS = dict(
+    pair.split("=")
+    for pair in _set("""
+    N=nodes n=ntasks c=cpus-per-task G=gpus t=time o=output e=error J=job-name p=partition A=account a=array
+    q=qos C=constraint D=chdir d=dependency w=nodelist x=exclude L=licenses M=clusters m=distribution i=input
+    b=begin B=extra-node-info S=core-spec k=no-kill s=oversubscribe H=hold O=overcommit Q=quiet v=verbose W=wait
+    h=help V=version F=nodefile
+""")
+)
+"""One-letter options → their long names."""
 TIME = re.compile(r"\d+(:\d{1,2}(:\d{1,2})?)?|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 MEMORY = re.compile(r"\d+(\.\d+)?([KMGT]B?)?", re.IGNORECASE)
 NODES = re.compile(r"\d+([kKmM])?(-\d+([kKmM])?)?(:\d+)?|\d+(,\d+)*")

@@ -37,9 +37,13 @@ MISCOUNTS_GPUS = (
 )
 """Commands that are meant to count GPUs and do not → what they print."""
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 @dataclass(frozen=True)
@@ -157,9 +161,9 @@ def _commands(line: int, pieces: list[str]) -> list[Command]:
         return f"\0{len(substitutions) - 1}\0"
 
     parts = re.split(r"&&|\|\||;|\|", _SUBSTITUTION.sub(hide, _ARITHMETIC.sub(hide, joined)))
-    restored = [re.sub("\0(\\d+)\0", lambda match: substitutions[int(match[1])], part) for part in parts]
-    restored = [re.sub("\0(\\d+)\0", lambda match: substitutions[int(match[1])], part) for part in restored]
-    return [Command(line, part.strip(), tuple(pieces)) for part in restored if part.strip()]
+    for _ in range(2):  # one inside another
+        parts = [re.sub("\0(\\d+)\0", lambda match: substitutions[int(match[1])], part) for part in parts]
+    return [Command(line, part.strip(), tuple(pieces)) for part in parts if part.strip()]
 
 
 class Shell:
@@ -192,20 +196,17 @@ class Shell:
     def expand(self, command: Command) -> Command:
         """Return the command with its constants put in, its own assignments left out, and cut into words."""
         _, remainder = _assignments(command.text)
-        text = self._substitute(remainder)
+        text = self.substitute(remainder)
         text = _QUOTED_VALUE.sub(r"\2", _SUBSTITUTION.sub("$()", text))
         return replace(command, text=text, words=tuple(re.sub(r"[\"'(){}]", " ", text.replace("$()", "$")).split()))
-
-    def substitute(self, text: str) -> str:
-        """Return a text with the constants put in, its quotes kept."""
-        return self._substitute(text)
 
     def _read(self, raw: str) -> str | None:
         if _COUNTS_GPUS.search(raw[:LONGEST]):
             return str(self.gpus) if self.gpus else None
-        return self._substitute(raw.strip("\"'"))
+        return self.substitute(raw.strip("\"'"))
 
-    def _substitute(self, text: str) -> str:
+    def substitute(self, text: str) -> str:
+        """Return a text with the constants put in, its quotes kept."""
         for _ in range(4):
             previous = text
             text = _REPLACED.sub(self._replaced, text)

@@ -71,15 +71,10 @@ def read_shell_script(path: Path) -> ImportedConfig:
         config
         and config.processes
         and setup.processes == config.processes
-        and "num_processes" not in launcher_flags(main)
+        and not (main and "num_processes" in main.flags)
     ):
         setup = replace(setup, places={**setup.places, "processes": config.places["processes"]})
     return ImportedConfig("slurm", path, merge_setups(setup, other_setups), None, {}, (), job, problems, stack=stack)
-
-
-def launcher_flags(launch: Launch | None) -> frozenset[str]:
-    """Return the options of the launcher itself."""
-    return frozenset(launch.flags) if launch else frozenset()
 
 
 def _source(script: Path | None) -> ScriptSource | None:
@@ -125,9 +120,14 @@ def _arguments(launch: Launch, path: Path, source: ScriptSource | None) -> Confi
     gone = {key: INSTEAD[key] for key in values if judge and key in INSTEAD and _is_gone(judge, key)}
     keys = {key: mapping for key, mapping in KEYS.items() if key not in gone}
     tool = ToolSchema(
-        "trl", keys, TRAINING_ARGUMENTS | SFT_CONFIG | frozenset(INSTEAD), gone, finish=_finish,
-        conflicts=trl.TOOL.conflicts, open_sections=trl.TOOL.open_sections,
-    )  # fmt: skip
+        "trl",
+        keys,
+        TRAINING_ARGUMENTS | SFT_CONFIG | frozenset(INSTEAD),
+        gone,
+        finish=_finish,
+        conflicts=trl.TOOL.conflicts,
+        open_sections=trl.TOOL.open_sections,
+    )
     draft = ConfigDraft(tool, path, values, launch.lines)
     draft.read_all()
     return draft
@@ -169,6 +169,9 @@ def _with_arguments(setup: Setup, draft: ConfigDraft) -> Setup:
         key: SettingLocation(f"--{key}", str(draft.path), draft.line(key)) for key in (*draft.gone, *draft.ignored)
     }
     return replace(
-        setup, places={**setup.places, **places}, gone=dict(draft.gone), ignored=dict(draft.ignored),
+        setup,
+        places={**setup.places, **places},
+        gone=dict(draft.gone),
+        ignored=dict(draft.ignored),
         **{name: draft.setup[name] for name in names},
-    )  # fmt: skip
+    )

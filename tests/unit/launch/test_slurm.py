@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ from surefit.facts.job_script import read_job_script
 from surefit.importers import read_tool_config
 from surefit.launch.slurm import (
     BatchJob,
+    JobStage,
     job_states,
-    render_array,
-    render_evaluate,
-    render_merge,
-    render_train,
+    render_script,
     submit,
     task_states,
 )
@@ -64,7 +61,7 @@ def job(
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def script(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "job.sbatch"
-    path.write_text(render_train(job(**request.param)), encoding="utf-8")
+    path.write_text(render_script(job(**request.param)), encoding="utf-8")
     return path
 
 
@@ -98,12 +95,12 @@ def test_no_line_ends_in_blanks(script: Path) -> None:
 
 def test_two_nodes_of_four_as_a_whole() -> None:
     """The file is there to be read; `SNAPSHOT.write_text(render(job()))` renews it."""
-    assert render_train(job()) == SNAPSHOT.read_text(encoding="utf-8")
+    assert render_script(job()) == SNAPSHOT.read_text(encoding="utf-8")
 
 
 def test_it_starts_one_launcher_on_each_node(tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
-    path.write_text(render_train(job()), encoding="utf-8")
+    path.write_text(render_script(job()), encoding="utf-8")
     read_back = read_job_script(path)
     launch = read_back.launch
     assert launch is not None
@@ -114,7 +111,7 @@ def test_it_starts_one_launcher_on_each_node(tmp_path: Path) -> None:
 
 
 def run_as_slurm_would(
-    tmp_path: Path, events: str = "", make: Callable[[BatchJob], str] = render_train, begun: str = "true", **case: Any
+    tmp_path: Path, events: str = "", stage: JobStage = "train", begun: str = "true", **case: Any
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     """Run a rendered script with stand-ins for SLURM's programs and for the run: `srun` writes its arguments down."""
     programs = tmp_path / "bin"
@@ -127,7 +124,7 @@ def run_as_slurm_would(
     for name, text in stand_ins.items():
         (programs / name).write_text(f"#!/usr/bin/env bash\n{text}", encoding="utf-8")
         (programs / name).chmod(0o755)
-    text = make(job(**case)).replace(str(ENVIRONMENT), str(tmp_path / "none"))
+    text = render_script(job(**case), stage).replace(str(ENVIRONMENT), str(tmp_path / "none"))
     (tmp_path / "job.sbatch").write_text(text, encoding="utf-8")
     given = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "31007", "SLURM_NNODES": "2"}
     given |= {"SLURM_CPUS_PER_TASK": "32", "SLURM_JOB_NODELIST": "node[7-8]"}
@@ -165,16 +162,15 @@ def test_it_goes_back_into_the_queue_only_with_its_work_saved(tmp_path: Path, sa
     assert ("requeue 31007" in scontrol.read_text()) is saved
 
 
-@pytest.mark.parametrize("make", [render_merge, render_evaluate], ids=["merge", "evaluate"])
-def test_a_stage_ends_with_the_exit_code_of_its_command(tmp_path: Path, make: Callable[[BatchJob], str]) -> None:
-    done, scontrol = run_as_slurm_would(tmp_path, make=make, nodes=1, per_node=1)
+@pytest.mark.parametrize("stage", ["merge", "evaluate"])
+def test_a_stage_ends_with_the_exit_code_of_its_command(tmp_path: Path, stage: JobStage) -> None:
+    done, scontrol = run_as_slurm_would(tmp_path, stage=stage, nodes=1, per_node=1)
     assert done.returncode == 3, done.stderr
     assert not scontrol.exists()
     words = (tmp_path / "arguments").read_text(encoding="utf-8").splitlines()
-    verb = make.__name__.removeprefix("render_")
-    assert words[-6:] == [verb, "/home/me/run.yaml", "--set", "hardware.nodes=2", "--set", "hardware.count=4"]
+    assert words[-6:] == [stage, "/home/me/run.yaml", "--set", "hardware.nodes=2", "--set", "hardware.count=4"]
     path = tmp_path / "stage.sbatch"
-    path.write_text(make(job(1, 1)), encoding="utf-8")
+    path.write_text(render_script(job(1, 1), stage), encoding="utf-8")
     assert run_rules(build_lint_context(read_tool_config(path))[0]).findings == []
 
 
@@ -183,14 +179,14 @@ def test_scoring_goes_back_into_the_queue_only_where_it_got_further(tmp_path: Pa
     run = tmp_path / "a 'run'"
     (run / "eval" / "eval").mkdir(parents=True)
     row = f'echo row >"{run}/eval/eval/base.partial.jsonl"' if answered else "true"
-    done, scontrol = run_as_slurm_would(tmp_path, "true", render_evaluate, row, run=run)
+    done, scontrol = run_as_slurm_would(tmp_path, "true", "evaluate", row, run=run)
     told = scontrol.read_text(encoding="utf-8")
     assert ("requeue 31007" in told) is answered, done.stderr
     assert done.returncode == 3, "it went on until the scheduler ends it"
 
 
 def test_a_merge_near_the_end_of_its_time_says_so_and_goes_on(tmp_path: Path) -> None:
-    done, scontrol = run_as_slurm_would(tmp_path, "true", render_merge, nodes=1, per_node=1)
+    done, scontrol = run_as_slurm_would(tmp_path, "true", "merge", nodes=1, per_node=1)
     assert (done.returncode, scontrol.exists()) == (3, False)
     assert "raise slurm.time" in done.stderr
 
@@ -213,7 +209,7 @@ def test_a_merge_near_the_end_of_its_time_says_so_and_goes_on(tmp_path: Path) ->
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        render_train(job(**changes))
+        render_script(job(**changes))
     assert told in str(caught.value)
     assert caught.value.help
 
@@ -248,35 +244,35 @@ def test_an_option_is_one_and_holds_no_secret(option: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         job(slurm={"options": [option]})
     fine = ["--constraint=a100", "-C a100", "--export=TOKENIZERS_PARALLELISM=false", "--export=HF_TOKEN=$HF_TOKEN"]
-    script = render_train(job(slurm={"options": fine}))
+    script = render_script(job(slurm={"options": fine}))
     assert all(f"#SBATCH {one}\n" in script for one in fine)
 
 
 @pytest.mark.parametrize("limit", ["90", "2:01", "8:00:00", "2-12", "1-00:00", "UNLIMITED", "0"])
 def test_every_time_limit_of_sbatch_is_taken(limit: str) -> None:
-    assert f"#SBATCH --time={limit}\n" in render_train(job(slurm={"time": limit}))
+    assert f"#SBATCH --time={limit}\n" in render_script(job(slurm={"time": limit}))
     with pytest.raises(ConfigError, match="would have to save at once"):
-        render_array(job(slurm={"time": "1:00"}), 2)
+        render_script(job(slurm={"time": "1:00"}), "checkpoints", tasks=2)
 
 
 def test_nccl_says_why_it_fails_where_there_is_nccl() -> None:
     wanted = 'export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"\n'
-    assert wanted in render_train(job())
-    assert wanted in render_evaluate(job(1, 4))
-    assert wanted not in render_train(job(1, 1))
-    assert wanted not in render_train(job(hardware={"gpu": "cpu"}))
+    assert wanted in render_script(job())
+    assert wanted in render_script(job(1, 4), "evaluate")
+    assert wanted not in render_script(job(1, 1))
+    assert wanted not in render_script(job(hardware={"gpu": "cpu"}))
 
 
 def test_a_global_batch_is_shared_by_the_data_ranks_only() -> None:
-    assert "global batch of 2." in render_train(job(parallel={"mode": "cp", "cp": 4}, train={"global_batch_size": 2}))
+    assert "global batch of 2." in render_script(job(parallel={"mode": "cp", "cp": 4}, train={"global_batch_size": 2}))
 
 
 def test_the_environment_of_the_submitting_process_or_the_one_that_is_named(tmp_path: Path) -> None:
-    assert f'export PATH={ENVIRONMENT}/bin:"$PATH"' in render_train(job())
+    assert f'export PATH={ENVIRONMENT}/bin:"$PATH"' in render_script(job())
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").touch()
-    assert f"source {tmp_path}/bin/activate" in render_train(job(slurm={"venv": str(tmp_path)}))
-    assert f"source {tmp_path}/bin/activate" in render_train(replace(job(), python=tmp_path / "bin" / "python3"))
+    assert f"source {tmp_path}/bin/activate" in render_script(job(slurm={"venv": str(tmp_path)}))
+    assert f"source {tmp_path}/bin/activate" in render_script(replace(job(), python=tmp_path / "bin" / "python3"))
 
 
 def stand_in(directory: Path, name: str, text: str) -> None:
@@ -317,7 +313,7 @@ def test_the_tasks_of_an_array_are_counted(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("processes", [(1, 1), (1, 4), (2, 4)])
 def test_an_array_job(processes: tuple[int, int], tmp_path: Path) -> None:
     path = tmp_path / "array.sbatch"
-    path.write_text(render_array(job(*processes), 12, 3, "4711"), encoding="utf-8")
+    path.write_text(render_script(job(*processes), "checkpoints", tasks=12, at_once=3, after="4711"), encoding="utf-8")
     lines = path.read_text(encoding="utf-8").split("\n")
     assert "#SBATCH --array=0-11%3" in lines
     assert [line for line in lines if line != line.rstrip()] == []

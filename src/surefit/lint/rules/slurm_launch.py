@@ -17,10 +17,7 @@ NAMES = {"%x": "$SLURM_JOB_NAME", "%j": "$SLURM_JOB_ID", "%J": "$SLURM_JOB_ID", 
 NAMES |= {"%a": "$SLURM_ARRAY_TASK_ID", "%u": "$USER"}
 """Patterns in the names of log files → the shell variables with the same value."""
 APART = {
-    "accelerate": (
-        (("multi_gpu", "use_fsdp", "use_deepspeed", "cpu", "tpu"), "they select different launch modes"),
-
-    ),
+    "accelerate": ((("multi_gpu", "use_fsdp", "use_deepspeed", "cpu", "tpu"), "they select different launch modes"),),
     "deepspeed": (
         (("include", "num_gpus"), "the launcher accepts a list of GPUs or their number"),
         (("include", "num_nodes"), "the launcher accepts a list of nodes or their number"),
@@ -28,7 +25,7 @@ APART = {
         (("exclude", "num_nodes"), "the launcher accepts a list of nodes or their number"),
         (("include", "exclude"), "the launcher accepts one of the two lists"),
     ),
-}  # fmt: skip
+}
 """Launcher → (options that exclude each other, why)."""
 
 
