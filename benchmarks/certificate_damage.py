@@ -145,8 +145,9 @@ class Judge:
         moved = certify.read_logits(model, self.sequences)
         for name, parameter in model.named_parameters():
             parameter.data.copy_(kept[name])
-        checks = certify.check_agreement("m", self.tuned, logits, moved, self.dtype, size)
-        checks.append(certify.check_effect(self.base, self.tuned, logits))
+        difference = certify.compare_logits(self.tuned, logits, moved, self.base)
+        checks = certify.check_agreement("m", difference, self.dtype, size)
+        checks.append(certify.check_effect(difference))
         divergence = next(float(check.value) for check in checks if check.name == "m_kl_mean")
         return all(check.passed for check in checks), divergence
 

@@ -30,22 +30,30 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 
 from surefit.core.malloc import trim_heap
+from surefit.model.output_head import OutputHead, keep_hidden_states, separate_decoder
 
 Value = float | int | str
 SAFETY = 4.0
 LOGITS_HELD = 2**27
-"""Number of logits kept per model: 512 MiB in float32."""
-COMPARED_AT_ONCE = 2**20
-"""Number of logits compared at once: 8 MiB in float64, of which about eight copies are in memory."""
+"""Number of logits compared per model: 512 MiB in float32."""
+LOGITS_COMPUTED_AT_ONCE = 2**24
+"""Number of logits that the head of each model computes at once: 64 MiB in float32. At fewer positions, reading the
+head's weights would take longer than multiplying them."""
+COMPARED_AT_ONCE = 2**18
+"""Number of logits compared at once: 2 MiB in float64, so that the copies stay in the processor's cache."""
 TOKENS_READ = 2**13
 """Number of tokens that a model reads in all: 32 rows of 256 tokens."""
+TOKENS_PER_GROUP = 128
+"""A group of rows of its own must save this many tokens of padding. Reading all weights of a 135M model in float32 once
+more takes as long as computing with them for some 50 tokens; nudging them, 110."""
 Logits = list[torch.Tensor]
 """One (positions, vocabulary) tensor per prompt, on the CPU, in the model's output dtype."""
 
@@ -94,43 +102,185 @@ def rounding_dimensions(model: Any) -> RoundingDimensions:
     return RoundingDimensions(config.num_hidden_layers, max(config.hidden_size, widest))
 
 
-@torch.no_grad()
+class LogitSource(Protocol):
+    """A model's logits at the compared positions of all prompts, read a few positions at a time."""
+
+    @property
+    def positions(self) -> int:
+        """Number of positions."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits per position."""
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """Return the logits (positions, vocabulary), on the CPU, in the model's output dtype."""
+
+
+@dataclass(frozen=True)
+class HeldLogits:
+    """Logits in memory."""
+
+    logits: Logits
+
+    @property
+    def positions(self) -> int:
+        return sum(map(len, self.logits))
+
+    @property
+    def vocabulary(self) -> int:
+        return self.logits[0].shape[-1]
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        return _rows_between(self.logits, start, stop)
+
+
+@dataclass(frozen=True)
+class HeadLogits:
+    """Logits that the output head computes when they are read: the hidden states before it are far smaller.
+
+    Attributes:
+        states: one tensor (positions, hidden size) per prompt, on the CPU.
+        running: gives the model its weights while the head runs.
+    """
+
+    states: list[torch.Tensor]
+    head: OutputHead
+    vocabulary: int
+    device: str | torch.device
+    running: Callable[[], AbstractContextManager[None]]
+
+    @property
+    def positions(self) -> int:
+        return sum(map(len, self.states))
+
+    @torch.no_grad()
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        with self.running():
+            return self.head(_rows_between(self.states, start, stop).to(self.device)).cpu()
+
+
+def _rows_between(tensors: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
+    """Return rows `start` to `stop` of the tensors one behind the other."""
+    parts, offset = [], 0
+    for tensor in tensors:
+        parts.append(tensor[max(0, start - offset) : max(0, stop - offset)])
+        offset += len(tensor)
+    parts = [part for part in parts if len(part)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def read_logits(model: Any, sequences: Sequence[Sequence[int]], device: str | torch.device | None = None) -> Logits:
     """Compute the logits at the last positions of every sequence, where its answer is.
 
-    All sequences form one batch, padded on the left: a model that reads its weights from its files reads them once.
-    They share `TOKENS_READ` and `LOGITS_HELD` equally; a sequence that exceeds its share is truncated at its beginning.
+    The sequences share `TOKENS_READ` and `LOGITS_HELD` equally; a sequence that exceeds its share is truncated at its
+    beginning.
 
     Args:
         device: device that the model runs on, if its parameters do not tell.
     """
+    return _read_rows(model, sequences, device, lambda arguments: model(**arguments).logits)
+
+
+def read_states(
+    model: Any,
+    sequences: Sequence[Sequence[int]],
+    device: str | torch.device,
+    running: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> LogitSource:
+    """Run a model up to its output head, and return the logits of `read_logits`, which the head computes when they are
+    read; where the head is a part of the decoder, they are computed now.
+
+    Args:
+        device: device that the model runs on.
+        running: gives the model its weights while it runs, as `LayerwiseModel.running` does.
+    """
+    decoder = separate_decoder(model)
+    with running():
+        if decoder is None:
+            return HeldLogits(read_logits(model, sequences, device))
+        kinds: list[type[Any]] = []
+
+        def forward(arguments: dict[str, Any]) -> torch.Tensor:
+            with keep_hidden_states(decoder) as kept:
+                model(**arguments)
+            (output,) = kept
+            kinds[:] = [type(output)]
+            states: torch.Tensor = output.last_hidden_state
+            return states
+
+        states = [rows.clone() for rows in _read_rows(model, sequences, device, forward)]
+    causal_lm = _causal_lm(model)
+    head = OutputHead(causal_lm, decoder, kinds[0])
+    return HeadLogits(states, head, causal_lm.config.get_text_config().vocab_size, device, running)
+
+
+def _causal_lm(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@torch.no_grad()
+def _read_rows(
+    model: Any,
+    sequences: Sequence[Sequence[int]],
+    device: str | torch.device | None,
+    forward: Callable[[dict[str, Any]], torch.Tensor],
+) -> list[torch.Tensor]:
+    """Return what `forward` computes, (rows, length, size), at the compared positions: a tensor (positions, size) per
+    sequence, on the CPU.
+
+    On a CPU, rows of about the same length form a batch; elsewhere, where copying the weights takes longer than the
+    arithmetic, all of them. Each batch is padded on the left.
+    """
     trim_heap()  # each reading fragments the heap by some hundred MiB, where the next one's tensors do not fit
+    device = torch.device(device or model.device)
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or TOKENS_READ
     share = max(1, min(context, TOKENS_READ // max(1, len(sequences))))
     rows = [list(sequence)[-share:] for sequence in sequences]
-    width = max(len(row) for row in rows)
-    kept_positions = min(width, max(1, LOGITS_HELD // (config.vocab_size * len(rows))))
+    kept_positions = min(max(map(len, rows)), max(1, LOGITS_HELD // (config.vocab_size * len(rows))))
+    accepted = inspect.signature(_causal_lm(model).forward).parameters
+    compared: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+    for group in group_by_length(list(map(len, rows))) if device.type == "cpu" else [list(range(len(rows)))]:
+        inputs = _padded([rows[index] for index in group])
+        arguments: dict[str, Any] = {name: tensor.to(device) for name, tensor in inputs.items() if name in accepted}
+        if "logits_to_keep" in accepted:
+            arguments["logits_to_keep"] = kept_positions
+        output = forward(arguments | {"use_cache": False})[:, -kept_positions:]
+        for index, row_output in zip(group, output, strict=True):
+            compared[index] = row_output[-len(rows[index]) :].cpu()
+    return compared
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    width = max(map(len, rows))
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     inputs = {
-        "input_ids": torch.tensor([[0] * (width - len(row)) + row for row in rows]),
+        "input_ids": torch.tensor([[0] * (width - len(row)) + list(row) for row in rows]),
         "attention_mask": mask,
         "position_ids": (mask.cumsum(1) - 1).clamp_(min=0),
     }
     if bool(mask.all()):
         del inputs["attention_mask"]
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    accepted = inspect.signature(inner.forward).parameters
-    arguments: dict[str, Any] = {
-        name: tensor.to(device or model.device) for name, tensor in inputs.items() if name in accepted
-    }
-    if "logits_to_keep" in accepted:
-        arguments["logits_to_keep"] = kept_positions
-    logits = model(**arguments, use_cache=False).logits[:, -kept_positions:]
-    return [
-        sequence_logits[max(0, kept_positions - len(row)) :].cpu()
-        for sequence_logits, row in zip(logits, rows, strict=True)
-    ]
+    return inputs
+
+
+def group_by_length(lengths: Sequence[int], per_group: int = TOKENS_PER_GROUP) -> list[list[int]]:
+    """Divide rows into groups so that all padded tokens, and `per_group` for each group, are as few as can be.
+
+    >>> group_by_length([100, 900, 110, 880])
+    [[0, 2], [3, 1]]
+    >>> group_by_length([100, 101, 110])
+    [[0, 1, 2]]
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    best: list[tuple[int, list[list[int]]]] = [(0, [])]
+    for stop in range(1, len(order) + 1):
+        longest = lengths[order[stop - 1]]
+        costs = [best[start][0] + (stop - start) * longest + per_group for start in range(stop)]
+        start = costs.index(min(costs))
+        best.append((costs[start], [*best[start][1], order[start:stop]]))
+    return best[-1][1]
 
 
 def logit_noise(dtype: torch.dtype, size: RoundingDimensions) -> float:
@@ -166,6 +316,9 @@ class LogitDifference:
         divergence: sum over the positions of the Kullback-Leibler divergence from the reference, in nats.
         agreeing: positions where both models have the same best token.
         infinite: logits of either model that are NaN or infinite.
+        base_squares: sum of the squared differences from the base's logits, if they are compared.
+        errors: the largest error of each position; `gaps`: the reference's best logit less its second best; `moves`:
+            the largest movement in the nudged model, if it is compared.
     """
 
     entries: int = 0
@@ -177,20 +330,47 @@ class LogitDifference:
     divergence: float = 0.0
     agreeing: int = 0
     infinite: int = 0
+    base_squares: float = 0.0
+    errors: list[torch.Tensor] = field(default_factory=list)
+    gaps: list[torch.Tensor] = field(default_factory=list)
+    moves: list[torch.Tensor] = field(default_factory=list)
 
-    def add(self, reference: torch.Tensor, other: torch.Tensor) -> None:
+    def add(
+        self,
+        reference: torch.Tensor,
+        other: torch.Tensor,
+        nudged: torch.Tensor | None = None,
+        base: torch.Tensor | None = None,
+    ) -> None:
+        """Add some positions: logits (positions, vocabulary) of each model."""
         reference, other = reference.double(), other.double()
-        self.infinite += int((~torch.isfinite(reference)).sum() + (~torch.isfinite(other)).sum())
         error = other - reference
+        absolute = float(torch.linalg.vector_norm(error, 1))
+        if not math.isfinite(absolute):  # the sum of errors is finite only if every logit is
+            self.infinite += int((~torch.isfinite(reference)).sum() + (~torch.isfinite(other)).sum())
         self.entries += error.numel()
         self.positions += len(error)
-        self.absolute += float(error.abs().sum())
-        self.squares += float(error.square().sum())
-        self.largest = max(self.largest, float(error.abs().max()))
-        self.spread += float((reference - reference.mean(-1, keepdim=True)).square().sum())
-        log_p, log_q = reference.log_softmax(-1), other.log_softmax(-1)
-        self.divergence += float((log_p.exp() * (log_p - log_q)).sum())
-        self.agreeing += int((reference.argmax(-1) == other.argmax(-1)).sum())
+        self.absolute += absolute
+        self.squares += _sum_of_squares(error)
+        self.errors.append(torch.linalg.vector_norm(error, math.inf, dim=-1))
+        self.largest = max(self.largest, float(self.errors[-1].max()))
+        self.spread += _sum_of_squares(reference - reference.mean(-1, keepdim=True))
+        if nudged is not None:
+            self.moves.append(torch.linalg.vector_norm(nudged.double() - other, math.inf, dim=-1))
+        if base is not None:
+            self.base_squares += _sum_of_squares(other - base.double())
+        best, best_other = reference.argmax(-1, keepdim=True), other.argmax(-1, keepdim=True)
+        self.agreeing += int((best == best_other).sum())
+        highest, highest_other = reference.gather(-1, best), other.gather(-1, best_other)
+        # Σ p (log p - log q), with p the exponentials divided by their sum: the mean of the errors under p, and the
+        # logarithms of both sums.
+        weights, weights_other = (reference - highest).exp_(), other.sub_(highest_other).exp_()
+        total, total_other = weights.sum(-1), weights_other.sum(-1)
+        means = weights.mul_(error).sum(-1) / total
+        logs = (highest_other - highest)[:, 0] + total_other.log() - total.log()
+        self.divergence += float((logs - means).sum())
+        second = reference.scatter_(-1, best, -math.inf).amax(-1)
+        self.gaps.append(highest[:, 0] - second)
 
     @property
     def rms(self) -> float:
@@ -201,34 +381,53 @@ class LogitDifference:
         return math.sqrt(self.spread / self.entries)
 
 
-def compare_logits(reference: Logits, other: Logits) -> LogitDifference:
-    """Compare two models' logits at the same positions."""
+def _sum_of_squares(tensor: torch.Tensor) -> float:
+    flat = tensor.flatten()
+    return float(torch.dot(flat, flat))
+
+
+def compare_logits(
+    reference: LogitSource | Logits,
+    other: LogitSource | Logits,
+    nudged: LogitSource | Logits | None = None,
+    base: LogitSource | Logits | None = None,
+) -> LogitDifference:
+    """Compare models' logits at the same positions, each computed once.
+
+    Args:
+        nudged: the logits of `other` with every weight nudged, for `check_agreement`.
+        base: the logits of the model without the adapter, for `check_effect`.
+    """
+    sources = [
+        None if logits is None else HeldLogits(logits) if isinstance(logits, list) else logits
+        for logits in (reference, other, nudged, base)
+    ]
+    compared = [source for source in sources if source is not None]
+    (positions,) = {source.positions for source in compared}
+    vocabulary = max(source.vocabulary for source in compared)
     total = LogitDifference()
-    for reference_logits, other_logits in zip(reference, other, strict=True):
-        for rows in _slices(reference_logits):
-            total.add(reference_logits[rows], other_logits[rows])
+    for rows in _slices(positions, max(1, LOGITS_COMPUTED_AT_ONCE // vocabulary)):
+        blocks = [None if source is None else source.read(rows.start, rows.stop) for source in sources]
+        for some in _slices(rows.stop - rows.start, max(1, COMPARED_AT_ONCE // vocabulary)):
+            total.add(*(None if block is None else block[some] for block in blocks))  # type: ignore[arg-type]
     return total
 
 
-def _slices(logits: torch.Tensor) -> Iterator[slice]:
-    """Return slices of a few positions each: float64 over a large vocabulary is large."""
-    step = max(1, COMPARED_AT_ONCE // logits.shape[-1])
-    return (slice(start, start + step) for start in range(0, len(logits), step))
+def _slices(length: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
 def check_agreement(
-    label: str, reference: Logits, other: Logits, nudged: Logits, dtype: torch.dtype, size: RoundingDimensions
+    label: str, diff: LogitDifference, dtype: torch.dtype, size: RoundingDimensions
 ) -> list[MergeCheck]:
-    """Return the four logit checks of `other` against the adapter's logits; if a logit is not finite, only the check
-    that says so."""
-    trim_heap()
-    diff = compare_logits(reference, other)
+    """Return the four logit checks of a comparison with the adapter's and the nudged logits; if a logit is not finite,
+    only the check that says so."""
     if diff.infinite:
         return [MergeCheck(f"{label}_logits_not_finite", diff.infinite, 0, "==", "every logit must be a finite number")]
     noise = logit_noise(dtype, size) * diff.deviation
-    vocabulary = reference[0].shape[-1]
-    worst = _worst_position(reference, other, nudged)
-    flips = _expected_flips(reference, noise)
+    vocabulary = diff.entries // diff.positions
+    worst = _worst_position(torch.cat(diff.errors), torch.cat(diff.moves))
+    flips = _expected_flips(torch.cat(diff.gaps), noise)
     name = str(dtype).removeprefix("torch.")
     return [
         MergeCheck(
@@ -254,7 +453,7 @@ def check_agreement(
     ]  # fmt: skip
 
 
-def _worst_position(reference: Logits, other: Logits, nudged: Logits) -> float:
+def _worst_position(errors: torch.Tensor, moves: torch.Tensor) -> float:
     """Return the largest ratio of the positions' errors to the movements that nudging all weights causes, both sorted
     by size.
 
@@ -263,12 +462,7 @@ def _worst_position(reference: Logits, other: Logits, nudged: Logits) -> float:
     k-th largest error is compared with the movement of rank k - 3√k, three standard errors before it. The first eleven
     ranks have no counterpart, and are covered by the mean, the divergence and the next tokens.
     """
-    errors, moves = [], []
-    for reference_logits, other_logits, nudged_logits in zip(reference, other, nudged, strict=True):
-        for rows in _slices(reference_logits):
-            errors.append((other_logits[rows].double() - reference_logits[rows].double()).abs().amax(-1))
-            moves.append((nudged_logits[rows].double() - other_logits[rows].double()).abs().amax(-1))
-    error, move = (torch.cat(values).sort(descending=True).values for values in (errors, moves))
+    error, move = (values.sort(descending=True).values for values in (errors, moves))
     rank = torch.arange(1, len(error) + 1)
     compared_rank = (rank - 3 * rank.sqrt()).floor().long()
     has_counterpart = compared_rank >= 1
@@ -279,24 +473,21 @@ def _worst_position(reference: Logits, other: Logits, nudged: Logits) -> float:
     return float(ratios.max())
 
 
-def _expected_flips(reference: Logits, noise: float) -> float:
+def _expected_flips(gaps: torch.Tensor, noise: float) -> float:
     """Return the expected number of changed answers: a gap g between the two best logits closes with probability Φ(-g /
     (√2 · noise))."""
-    flips = 0.0
-    for logits in reference:
-        best = logits.double().topk(2, dim=-1).values
-        flips += float(torch.erfc((best[:, 0] - best[:, 1]) / (2 * noise)).sum()) / 2
-    return flips
+    return float(torch.erfc(gaps / (2 * noise)).sum()) / 2
 
 
-def check_effect(base: Logits, adapter: Logits, merged: Logits) -> MergeCheck:
-    """Check that the adapter's effect survived: an update smaller than the format's rounding step disappears in a
-    merge, and the logit checks, which allow for rounding, would not notice.
+def check_effect(diff: LogitDifference) -> MergeCheck:
+    """Check that the adapter's effect survived, in a comparison with the adapter's and the base's logits: an update
+    smaller than the format's rounding step disappears in a merge, and the logit checks, which allow for rounding, would
+    not notice.
 
     With rounding noise n in each of the three models and an effect of size E the share is
     √(E² + 2n²) / (√(E² + 2n²) + √2 n): ½ where there is no effect, ⅔ where it is 2.4 times the noise.
     """
-    adapter_distance, base_distance = compare_logits(adapter, merged).rms, compare_logits(base, merged).rms
+    adapter_distance, base_distance = diff.rms, math.sqrt(diff.base_squares / diff.entries)
     share = base_distance / (base_distance + adapter_distance) if base_distance + adapter_distance > 0 else 0.0
     return MergeCheck(
         "effect_kept", share, 2 / 3, ">=",

@@ -14,6 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +24,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import LoraSection, ModelSection, SureFitConfig
 from surefit.core.errors import DataError, GateError, ModelError
+from surefit.core.malloc import trim_heap
 from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import RunDir, directory_atomic, read_json, write_json
 from surefit.core.sampling import evenly_spaced
 from surefit.generate.save import save_surroundings
 from surefit.merge import certify
 from surefit.merge.adapter_file import AdapterFile, read_adapter
-from surefit.merge.certify import Logits, MergeCheck
+from surefit.merge.certify import HeldLogits, LogitSource, MergeCheck
 from surefit.merge.combine import AdapterCombination
 from surefit.merge.dequantize import build_dequantizer, use_stored_weight
 from surefit.merge.experts import add_expert_updates
@@ -353,6 +355,7 @@ class _CertificateBuilder:
         """Check the merged weights, then the outputs of the models."""
         self.about["merged_sha256"] = base_identity(directory)
         self.on_progress(2, 4, "comparing the weights")
+        trim_heap()  # of the merged file's matrices, each of a few MiB
         self._check_weights(self.merging(job, adapter, streamed), directory, written)
         self.on_progress(3, 4, "comparing the answers")
         saved_section = ModelSection(
@@ -360,14 +363,15 @@ class _CertificateBuilder:
         )
         merged, nudged, size = self._read(saved_section, directory)
         base, tuned = self._read_adapted(job, adapter)
-        self.positions = sum(len(rows) for rows in tuned)
+        self.positions = tuned.positions
         advice = (
             "the adapter was trained on quantized weights: merge it into these, with --into dequantized"
             if self.base.quantization != "none" and not job.dequantized
             else None
         )
-        self.require(*certify.check_agreement("reloaded", tuned, merged, nudged, self.dtype, size), help=advice)
-        self.require(certify.check_effect(base, tuned, merged))
+        difference = certify.compare_logits(tuned, merged, nudged, base)
+        self.require(*certify.check_agreement("reloaded", difference, self.dtype, size), help=advice)
+        self.require(certify.check_effect(difference))
 
     def _check_weights(self, merging: StreamedMerge, directory: Path, written: dict[str, str] | None) -> None:
         try:
@@ -389,7 +393,9 @@ class _CertificateBuilder:
             ),
         )  # fmt: skip
 
-    def _read(self, section: ModelSection, directory: Path) -> tuple[Logits, Logits, certify.RoundingDimensions]:
+    def _read(
+        self, section: ModelSection, directory: Path
+    ) -> tuple[LogitSource, LogitSource, certify.RoundingDimensions]:
         """Return the logits of a model with unquantized weights, the logits after each weight is nudged, and the
         model's dimensions."""
         try:
@@ -402,34 +408,34 @@ class _CertificateBuilder:
                 logits = certify.read_logits(model, self.sequences)
                 for name, parameter in model.named_parameters():
                     perturb_weights(parameter.data, share, name)
-                return logits, certify.read_logits(model, self.sequences), size
-            with streamed.running(model):
-                logits = certify.read_logits(model, self.sequences, self.hardware.kind)
-            with streamed.running(model, share):
-                return logits, certify.read_logits(model, self.sequences, self.hardware.kind), size
+                return HeldLogits(logits), HeldLogits(certify.read_logits(model, self.sequences)), size
+            merged, nudged = (self._read_from_files(streamed, model, nudge) for nudge in (0.0, share))
+            return merged, nudged, size
         except ModelError as error:
             self.require(
                 MergeCheck("loads_from_disk", error.message, "loads", "==", "the written files must load completely")
             )
             raise
 
-    def _read_adapted(self, job: MergeJob, adapter: AdapterFile) -> tuple[Logits, Logits]:
+    def _read_adapted(self, job: MergeJob, adapter: AdapterFile) -> tuple[LogitSource, LogitSource]:
         """Return the logits of the base alone, and with the adapter as it was trained.
 
-        The base runs before PEFT loads the adapter: tensors that PEFT loads into the base itself, such as trained
-        biases, stay there while the adapter is disabled.
+        They are two models, or the base's logits are computed before PEFT loads the adapter: tensors that PEFT loads
+        into the base itself, such as trained biases, stay there while the adapter is disabled.
         """
         streamed = LayerwiseModel(self.base, self.directory, self.hardware.kind, self.resized)
         if self.base.quantization != "none" or streamed.why_not():
             base_model = load_resized(self.base, self.hardware, self.resized)
-            base = certify.read_logits(base_model, self.sequences, self.hardware.kind)
+            base = HeldLogits(certify.read_logits(base_model, self.sequences, self.hardware.kind))
             adapted: Any = with_adapter(base_model, job.adapter)
-            return base, certify.read_logits(adapted, self.sequences, self.hardware.kind)
-        with streamed.running(streamed.model):
-            base = certify.read_logits(streamed.model, self.sequences, self.hardware.kind)
+            return base, certify.read_states(adapted, self.sequences, self.hardware.kind)
+        alone = LayerwiseModel(self.base, self.directory, self.hardware.kind, self.resized)
         adapted = streamed.with_adapter(job.adapter, adapter.read_by_peft)
-        with streamed.running(adapted):
-            return base, certify.read_logits(adapted, self.sequences, self.hardware.kind)
+        return self._read_from_files(alone, alone.model), self._read_from_files(streamed, adapted)
+
+    def _read_from_files(self, streamed: LayerwiseModel, model: Any, nudge: float = 0.0) -> LogitSource:
+        running = partial(streamed.running, model, nudge)
+        return certify.read_states(model, self.sequences, self.hardware.kind, running)
 
 
 def _merge(certifying: _CertificateBuilder, job: MergeJob) -> None:

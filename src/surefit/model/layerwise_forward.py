@@ -248,20 +248,22 @@ def config_to_load(directory: Path) -> PeftConfig:
 
 def perturb_weights(tensor: torch.Tensor, share: float, name: str) -> None:
     """Multiply every number by 1 + share or 1 - share, at random but always the same for a name, in place."""
-    signs = _signs().roll(zlib.crc32(name.encode()) % NUDGED_AT_ONCE)
-    factors = signs.mul_(share).add_(1).to(tensor.device)
+    table = _factors(share)
+    start = -zlib.crc32(name.encode()) % NUDGED_AT_ONCE
     flat = tensor.view(-1)
-    for start in range(0, len(flat), NUDGED_AT_ONCE):
-        chunk = flat[start : start + NUDGED_AT_ONCE]
+    size = min(len(flat), NUDGED_AT_ONCE)
+    factors = torch.cat([table[start : start + size], table[: max(0, start + size - NUDGED_AT_ONCE)]])
+    factors = factors.to(tensor.device)
+    for chunk in flat.split(NUDGED_AT_ONCE):
         chunk.copy_(chunk.float().mul_(factors[: len(chunk)]))
 
 
-@functools.cache
-def _signs() -> torch.Tensor:
-    """Return random signs, shared by every tensor from different starts: drawing one for every weight would take longer
-    than the forward pass."""
+@functools.lru_cache(maxsize=1)
+def _factors(share: float) -> torch.Tensor:
+    """Return random factors, shared by every tensor from different starts: drawing one for every weight would take
+    longer than the forward pass."""
     bits = torch.empty(NUDGED_AT_ONCE).random_(0, 2, generator=torch.Generator().manual_seed(0))
-    return bits.mul_(2).sub_(1)
+    return bits.mul_(2).sub_(1).mul_(share).add_(1)
 
 
 def stub_parameters(model: torch.nn.Module, device: str, only_meta: bool = False) -> None:

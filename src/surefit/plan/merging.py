@@ -16,7 +16,7 @@ from peft import PeftModel
 from surefit.config.schema import LoraSection
 from surefit.facts.lora_settings import PREFIX
 from surefit.merge.adapter_file import Update
-from surefit.merge.certify import TOKENS_READ, read_logits
+from surefit.merge.certify import LOGITS_COMPUTED_AT_ONCE, TOKENS_READ, read_logits, read_states
 from surefit.merge.fold import fold_update, rounding_error
 from surefit.merge.merge import PROMPTS
 from surefit.model.adapter import lora_modules
@@ -25,8 +25,8 @@ from surefit.plan.step_config import StepConfig
 from surefit.plan.trace import Recorder
 
 COMPARED = 4
-"""Number of logits that the certificate compares, in the host's memory: the base's, the adapter's, the merged model's,
-and the logits with every weight nudged."""
+"""Number of models that the certificate compares, in the host's memory: the base, the adapter, the merged model, and
+the model with every weight nudged."""
 
 
 def merge_reads_files(setting: StepConfig) -> bool:
@@ -50,7 +50,7 @@ def run_merge(model: torch.nn.Module, setting: StepConfig, recorder: Recorder) -
             assert isinstance(model, PeftModel)
             _fold(model, setting, recorder)
             with _WithoutFiles(model).running(model):
-                _forward_compared_rows(model, setting)
+                _forward_to_the_head(model, setting)
             return
         if setting.adapter is None:
             for tensor in model.state_dict().values():
@@ -90,12 +90,26 @@ def _merge_one_matrix(shape: torch.Size, dtype: torch.dtype, adapter: LoraSectio
     rounding_error(matrix, update, matrix)
 
 
+def _compared_rows(setting: StepConfig) -> list[list[int]]:
+    """Return the compared rows, each with its largest share of `TOKENS_READ`; real rows differ in length, so they are
+    padded."""
+    return [[0] * min(setting.length, TOKENS_READ)] * PROMPTS
+
+
 def _forward_compared_rows(model: torch.nn.Module, setting: StepConfig) -> None:
-    """Run the forward pass over the compared rows, each with its largest share of `TOKENS_READ`; real rows differ in
-    length, so they are padded."""
-    rows = [[0] * min(setting.length, TOKENS_READ)] * PROMPTS
-    logits = [read_logits(model, rows, "cpu") for _ in range(1 if setting.cuda else COMPARED)]
+    """Run the forward pass of every model over the compared rows, and hold their logits."""
+    logits = [read_logits(model, _compared_rows(setting), "cpu") for _ in range(1 if setting.cuda else COMPARED)]
     del logits
+
+
+def _forward_to_the_head(model: torch.nn.Module, setting: StepConfig) -> None:
+    """Run the forward pass of every model over the compared rows, hold the states before the head, and compute the
+    logits of some positions at once."""
+    rows = _compared_rows(setting)
+    sources = [read_states(model, rows, "cpu") for _ in range(1 if setting.cuda else COMPARED)]
+    positions = min(sources[0].positions, max(1, LOGITS_COMPUTED_AT_ONCE // sources[0].vocabulary))
+    blocks = [source.read(0, positions) for source in sources]
+    del blocks
 
 
 class _WithoutFiles(LayerwiseModel):

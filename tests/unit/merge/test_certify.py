@@ -64,7 +64,7 @@ def logit_checks(adapter, merged, sequences, dtype):
     for name, parameter in moved.named_parameters():
         perturb_weights(parameter.data, certify.nudge(dtype, size), name)
     logits = [read_logits(model, sequences) for model in (adapter, merged, moved)]
-    return check_agreement("m", *logits, dtype, size)
+    return check_agreement("m", compare_logits(*logits), dtype, size)
 
 
 @pytest.mark.parametrize("layers", [2, 8])
@@ -115,14 +115,20 @@ def test_the_bounds_hold_for_noise_of_the_assumed_size():
     noise = logit_noise(torch.bfloat16, size)
     noisy = [logits + 0.98 * noise * torch.randn(logits.shape, generator=generator) for logits in reference]
     moved = [logits + noise / certify.SAFETY * torch.randn(logits.shape, generator=generator) for logits in noisy]
-    mean, worst, divergence, top1 = check_agreement("n", reference, noisy, moved, torch.bfloat16, size)
+    mean, worst, divergence, top1 = check_agreement("n", compare_logits(reference, noisy, moved), torch.bfloat16, size)
     assert all(check.passed for check in (mean, divergence, top1))
     assert mean.value / mean.threshold == pytest.approx(0.98 * math.sqrt(2 / math.pi), abs=0.01)
     assert worst.value / worst.threshold == pytest.approx(1.0, abs=0.3), "the worst of 600 positions"
     assert divergence.value == pytest.approx(noise**2 / 2, rel=0.05), "half the variance of the error"
-    expected = 1 - certify._expected_flips(reference, noise) / 600
+    gaps = torch.cat([logits.double().topk(2).values.diff(dim=-1).neg().flatten() for logits in reference])
+    expected = 1 - certify._expected_flips(gaps, noise) / 600
     assert top1.value == pytest.approx(expected, abs=0.05)
     assert top1.value < 1
+
+
+def worst_position(reference, merged, moved):
+    found = compare_logits([reference], [merged], [moved])
+    return certify._worst_position(torch.cat(found.errors), torch.cat(found.moves))
 
 
 def thrown(generator, share, count=600):
@@ -141,20 +147,20 @@ def test_positions_that_the_least_rounding_throws_are_not_held_against_a_merge(s
         reference, merged = thrown(generator, share)
         nudges = thrown(generator, share)
         moved = merged + nudges[1] - nudges[0]
-        worst.append(certify._worst_position([reference], [merged], [moved]))
+        worst.append(worst_position(reference, merged, moved))
     assert max(worst) < certify.SAFETY
     # Ten times as much at one position in fifteen, which the mean would not show.
     reference, merged = thrown(generator, 0.0)
     nudges = thrown(generator, 0.0)
     damaged = merged.clone()
     damaged[::15] += 9 * (merged - reference)[::15]
-    assert certify._worst_position([reference], [damaged], [damaged + nudges[1] - nudges[0]]) > certify.SAFETY
+    assert worst_position(reference, damaged, damaged + nudges[1] - nudges[0]) > certify.SAFETY
 
 
 def test_a_few_positions_are_compared_too():
     one = torch.zeros(3, 4)
-    assert certify._worst_position([one], [one + 1.0], [one + 1.5]) == 2.0
-    assert certify._worst_position([one], [one], [one]) == 0.0
+    assert worst_position(one, one + 1.0, one + 1.5) == 2.0
+    assert worst_position(one, one, one) == 0.0
 
 
 def test_differences_are_those_of_the_definitions():
@@ -164,6 +170,8 @@ def test_differences_are_those_of_the_definitions():
     assert (found.absolute, found.largest) == (3.0, 2.0)
     assert found.rms == pytest.approx(math.sqrt(5 / 6))
     assert found.deviation == pytest.approx(math.sqrt((2 + 6) / 6))
+    assert torch.cat(found.errors).tolist() == [2.0, 1.0]
+    assert torch.cat(found.gaps).tolist() == [1.0, 3.0]
     p, q = one.double().softmax(-1), two.double().softmax(-1)
     assert found.divergence == pytest.approx(float((p * (p / q).log()).sum()))
 
@@ -172,7 +180,7 @@ def test_differences_are_those_of_the_definitions():
 def test_logits_that_are_no_numbers_fail_and_can_be_written(broken):
     good, bad = torch.zeros(2, 3), torch.tensor([[0.0, float("nan"), 1.0], [0.0, float("inf"), 1.0]])
     one, two = ([bad], [good]) if broken == "reference" else ([good], [bad])
-    checks = check_agreement("m", one, two, two, torch.float32, RoundingDimensions(1, 8))
+    checks = check_agreement("m", compare_logits(one, two, two), torch.float32, RoundingDimensions(1, 8))
     assert [(check.name, check.value, check.passed) for check in checks] == [("m_logits_not_finite", 2, False)]
     written = MergeCheck("x", float("nan"), 1.0, "<=", "why").as_dict()
     assert written["value"] == "nan"
@@ -189,17 +197,21 @@ def test_the_limit_grows_with_the_step_of_the_dtype_the_depth_and_the_width():
     assert logit_noise(torch.bfloat16, RoundingDimensions(132, 4096)) / brain == pytest.approx(math.sqrt(272 / 72))
 
 
+def effect_kept(base, adapter, merged):
+    return check_effect(compare_logits(adapter, merged, base=base))
+
+
 def test_the_effect_kept_is_one_for_the_adapter_and_nothing_for_the_base():
     generator = torch.Generator().manual_seed(0)
     base = [torch.randn(8, 50, generator=generator)]
     adapter = [base[0] + torch.randn(8, 50, generator=generator)]
-    assert check_effect(base, adapter, adapter).value == 1.0
-    assert check_effect(base, adapter, base).value == 0.0
-    assert not check_effect(base, base, base).passed, "an adapter without an effect is not kept"
+    assert effect_kept(base, adapter, adapter).value == 1.0
+    assert effect_kept(base, adapter, base).value == 0.0
+    assert not effect_kept(base, base, base).passed, "an adapter without an effect is not kept"
     halfway = [(base[0] + adapter[0]) / 2]
-    assert check_effect(base, adapter, halfway).value == pytest.approx(0.5)
+    assert effect_kept(base, adapter, halfway).value == pytest.approx(0.5)
     noise = lambda: 0.1 * torch.randn(8, 50, generator=generator)  # noqa: E731
-    quiet = check_effect([base[0] + noise()], [base[0] + noise()], [base[0] + noise()])
+    quiet = effect_kept([base[0] + noise()], [base[0] + noise()], [base[0] + noise()])
     assert quiet.value == pytest.approx(0.5, abs=0.05)
     assert not quiet.passed
 

@@ -269,7 +269,7 @@ from surefit.model import gguf
 from surefit.model.tokenizer import model_path
 place, number = sys.argv[2].split(":")
 if place == "tensor":
-    gguf._Told.__call__ = lambda self, done: done == int(number) and os.kill(os.getpid(), signal.SIGKILL)
+    gguf._ProgressReporter.__call__ = lambda self, done: done == int(number) and os.kill(os.getpid(), signal.SIGKILL)
 if place == "manifest":
     gguf._write_manifest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 if place == "rename":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import families
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ModelError
+from surefit.merge import certify
 from surefit.model.layerwise_forward import LayerwiseModel, WeightFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,6 +42,23 @@ def test_it_answers_as_the_model_in_memory(tmp_path, family) -> None:
         found = streamed.model(input_ids=IDS, use_cache=False).logits
     assert torch.equal(found, whole(input_ids=IDS, use_cache=False).logits)
     assert all(parameter.untyped_storage().nbytes() == 2 for parameter in streamed.model.parameters())
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+@torch.no_grad()
+def test_its_head_computes_the_logits_of_some_positions_later(tmp_path, family) -> None:
+    """From the decoder's states, with the family's own scale and softcap, as in a forward pass of the whole model."""
+    streamed = LayerwiseModel(saved(tmp_path, family), tmp_path, "cpu")
+    if streamed.why_not():
+        return
+    rows = [[5, 6, 7, 8, 9, 10, 11], [9, 3, 4, 30]]
+    running = partial(streamed.running, streamed.model, 0.01)
+    with running():
+        expected = torch.cat(certify.read_logits(streamed.model, rows, "cpu"))
+    source = certify.read_states(streamed.model, rows, "cpu", running)
+    assert (source.positions, source.vocabulary) == expected.shape
+    found = torch.cat([source.read(start, min(start + 3, 11)) for start in range(0, 11, 3)])
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_most_families_run_from_their_files(tmp_path) -> None:
