@@ -50,12 +50,12 @@ def run_merge(model: torch.nn.Module, setting: StepConfig, recorder: Recorder) -
             assert isinstance(model, PeftModel)
             _fold(model, setting, recorder)
             with _WithoutFiles(model).running(model):
-                _forward_compared_rows(model, setting)
+                _forward_compared_rows(model, setting, recorder)
             return
         if setting.adapter is None:
             for tensor in model.state_dict().values():
                 bool(torch.isfinite(tensor).all())
-        _forward_compared_rows(model, setting)
+        _forward_compared_rows(model, setting, recorder)
 
 
 def _fold(model: PeftModel, setting: StepConfig, recorder: Recorder) -> None:
@@ -90,11 +90,11 @@ def _merge_one_matrix(shape: torch.Size, dtype: torch.dtype, adapter: LoraSectio
     rounding_error(matrix, update, matrix)
 
 
-def _forward_compared_rows(model: torch.nn.Module, setting: StepConfig) -> None:
+def _forward_compared_rows(model: torch.nn.Module, setting: StepConfig, recorder: Recorder) -> None:
     """Run the forward pass over the compared rows, each with its largest share of `TOKENS_READ`; real rows differ in
     length, so they are padded."""
     rows = [[0] * min(setting.length, TOKENS_READ)] * PROMPTS
-    logits = [read_logits(model, rows, "cpu") for _ in range(1 if setting.cuda else COMPARED)]
+    logits = recorder.repeat_keeping(lambda: read_logits(model, rows, "cpu"), 1 if setting.cuda else COMPARED)
     del logits
 
 
