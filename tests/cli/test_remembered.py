@@ -58,7 +58,7 @@ def test_changed_rows_and_changed_code_are_converted_again(
     path.write_text(path.read_text() + json.dumps(row("nobody")) + "\n")
     trained(surefit, config, "third", *skip)
     assert len(conversions) == 2
-    monkeypatch.setattr(dataset_index_cache, "_code_sha256", lambda: "edited")
+    monkeypatch.setattr(dataset_index_cache, "code_sha256", lambda: "edited")
     trained(surefit, config, "fourth", *skip)
     assert len(conversions) == 3
 

@@ -16,7 +16,7 @@ from surefit.model.adapter import add_adapter
 from surefit.model.layerwise_forward import LayerwiseModel
 from surefit.plan import merging
 from surefit.plan.building import build_model, materialize_parameters
-from surefit.plan.simulate import record_merge, record_run
+from surefit.plan.simulate import _replay_on_cpu, record_merge, record_run
 from surefit.plan.step_config import StepConfig
 from surefit.plan.trace import Recorder, Trace
 
@@ -85,3 +85,20 @@ def test_on_a_cpu_a_whole_file_of_merged_weights_is_held() -> None:
     short = replace(LORA, length=1).with_layers(6)  # so that what is read is next to nothing
     weights = 4 * (2 * 4096 * 256 + 6 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512))
     assert weights < _merge_peak(record_merge(short)) < 1.3 * weights
+
+
+@pytest.mark.parametrize("layers", [2, 12])
+@pytest.mark.parametrize("change", [{}, {"adapter": None}], ids=str)
+def test_repeating_a_reading_changes_nothing(
+    layers: int, change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits of all readings stay, and every reading needs the same memory beside them."""
+    setting = replace(LORA, **change).with_layers(layers)  # type: ignore[arg-type]
+    repeated = record_merge(setting)
+    monkeypatch.setattr(Recorder, "repeat_keeping", lambda _, run, times: [run() for _ in range(times)])
+    every = record_merge(setting)
+    assert [allocation.bytes for allocation in repeated.allocations] == [each.bytes for each in every.allocations]
+    merged, expected = (
+        [phase for phase in _replay_on_cpu(trace) if phase.name == "merge"] for trace in (repeated, every)
+    )
+    assert merged == expected

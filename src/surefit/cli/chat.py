@@ -112,7 +112,7 @@ def _start(
 
     config = run.resolved.config
     settings = list_generation_settings(config, run.recipe)[0].decoding
-    changes = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    changes: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     decoding = replace(settings, batch_size=1, num_beams=1, **{k: v for k, v in changes.items() if v is not None})
     templated = run.model.has_chat_template is not False
     from_rows = training_system_prompt(run) if system is None and templated else None

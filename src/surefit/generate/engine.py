@@ -27,6 +27,7 @@ from surefit.core.progress import OnProgress, ignore_progress
 from surefit.data.tokens.tokenize import find_turn_ends
 from surefit.facts.named_templates import TOOL_USE, to_template_dict
 from surefit.facts.thinking import message_as_template_reads, probe_template_reasoning
+from surefit.generate.cache import preallocated_cache
 from surefit.generate.constrained import GrammarCompiler, GrammarLogitsProcessor
 from surefit.generate.processors import RefuseNaN, SamplingProcessor, StopTextCriteria, decode_answer
 from surefit.generate.streaming import OnText, TextStream
@@ -239,6 +240,7 @@ class _Decoder:
                 generation_config=self._settings(width, limit),
                 logits_processor=self._processors(numbers, width),
                 stopping_criteria=StoppingCriteriaList([criteria for criteria in (stop, stream) if criteria]),
+                **self._cache(width + limit),
             )
         answers = [self._finish(new, stop) for new in output[:, width:].tolist()]
         if stream is not None:
@@ -249,6 +251,12 @@ class _Decoder:
         if self.on_text is None:
             return None
         return TextStream(self.tokenizer, self.on_text, width, self.stop_ids, self.decoding.stop)
+
+    def _cache(self, tokens: int) -> dict[str, Any]:
+        """Return the cache of a batch, as an argument of `generate`; beam search reorders its rows, so it keeps
+        transformers' own."""
+        cache = preallocated_cache(self.model, tokens) if self.decoding.num_beams == 1 else None
+        return {} if cache is None else {"past_key_values": cache}
 
     def _settings(self, width: int, limit: int) -> GenerationConfig:
         chunk = self.decoding.prefill_chunk

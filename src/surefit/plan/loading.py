@@ -10,20 +10,27 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from surefit.core.gc_pause import pause_gc
+
 
 def import_libraries() -> None:
     """Import the libraries of a simulation, in two thirds of the time."""
     # An error of an import is reported where the library is used.
-    with suppress(Exception):
-        _import_bitsandbytes()
-    with suppress(Exception):
-        _import_transformers()
+    with pause_gc():
+        with suppress(Exception):
+            _import_bitsandbytes()
+        with suppress(Exception):
+            _import_transformers()
+        with suppress(Exception):
+            import peft  # noqa: F401
+            import transformers.modeling_utils  # noqa: F401
 
 
 def _import_transformers() -> None:
     """Import transformers without reading all its models' files twice (0.3 s; transformers 5.23 keeps what it has read
-    under two spellings of the folder's name), and without SciPy, which only its losses of object detection use (0.4 s).
-    Can go when transformers does that itself."""
+    under two spellings of the folder's name), without splitting each of these files into lines to find `__all__` (0.3
+    s), and without SciPy, which only its losses of object detection use (0.4 s). Can go when transformers does that
+    itself."""
     if "transformers" in sys.modules:
         return
     from transformers import utils
@@ -35,7 +42,15 @@ def _import_transformers() -> None:
         folder = Path(path)
         return read_structure(folder.parent if folder.is_file() else folder)
 
-    with patch.object(import_utils, "create_import_structure_from_path", read_once):
+    fetch_all = import_utils.fetch__all__
+
+    def fetch_from_last(content: str) -> Any:
+        return fetch_all(content[content.rfind("\n__all__") + 1 :])
+
+    with (
+        patch.object(import_utils, "create_import_structure_from_path", read_once),
+        patch.object(import_utils, "fetch__all__", fetch_from_last),
+    ):
         import transformers.models
     with patch.object(utils, "is_scipy_available", lambda: False):
         import transformers.loss.loss_utils  # noqa: F401

@@ -50,12 +50,12 @@ def run_merge(model: torch.nn.Module, setting: StepConfig, recorder: Recorder) -
             assert isinstance(model, PeftModel)
             _fold(model, setting, recorder)
             with _WithoutFiles(model).running(model):
-                _forward_to_the_head(model, setting)
+                _forward_to_the_head(model, setting, recorder)
             return
         if setting.adapter is None:
             for tensor in model.state_dict().values():
                 bool(torch.isfinite(tensor).all())
-        _forward_compared_rows(model, setting)
+        _forward_compared_rows(model, setting, recorder)
 
 
 def _fold(model: PeftModel, setting: StepConfig, recorder: Recorder) -> None:
@@ -96,19 +96,21 @@ def _compared_rows(setting: StepConfig) -> list[list[int]]:
     return [[0] * min(setting.length, TOKENS_READ)] * PROMPTS
 
 
-def _forward_compared_rows(model: torch.nn.Module, setting: StepConfig) -> None:
+def _forward_compared_rows(model: torch.nn.Module, setting: StepConfig, recorder: Recorder) -> None:
     """Run the forward pass of every model over the compared rows, and hold their logits."""
-    logits = [read_logits(model, _compared_rows(setting), "cpu") for _ in range(1 if setting.cuda else COMPARED)]
+    rows = _compared_rows(setting)
+    logits = recorder.repeat_keeping(lambda: read_logits(model, rows, "cpu"), 1 if setting.cuda else COMPARED)
     del logits
 
 
-def _forward_to_the_head(model: torch.nn.Module, setting: StepConfig) -> None:
+def _forward_to_the_head(model: torch.nn.Module, setting: StepConfig, recorder: Recorder) -> None:
     """Run the forward pass of every model over the compared rows, hold the states before the head, and compute the
     logits of some positions at once."""
     rows = _compared_rows(setting)
-    sources = [read_states(model, rows, "cpu") for _ in range(1 if setting.cuda else COMPARED)]
+    count = 1 if setting.cuda else COMPARED
+    sources = recorder.repeat_keeping(lambda: read_states(model, rows, "cpu"), count)
     positions = min(sources[0].positions, max(1, LOGITS_COMPUTED_AT_ONCE // sources[0].vocabulary))
-    blocks = [source.read(0, positions) for source in sources]
+    blocks = recorder.repeat_keeping(lambda: sources[0].read(0, positions), count)
     del blocks
 
 

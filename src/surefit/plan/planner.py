@@ -66,10 +66,15 @@ class ExampleLengths:
 
 @dataclass
 class Planner:
-    """Estimates of memory and time for one model."""
+    """Estimates of memory and time for one model.
+
+    Attributes:
+        stored: whether a simulation of memory is taken from an earlier process, or else stored for a later one.
+    """
 
     model: ModelFacts
     lengths: ExampleLengths = ExampleLengths()
+    stored: bool = False
 
     def __post_init__(self) -> None:
         self._pace = StepTimeCache(self.model)
@@ -119,6 +124,10 @@ class Planner:
             if setting.sharing is not None and setting.sharing.mode == "pp":
                 rank = fullest_stage(resolved, self.model, self.length(resolved))
                 setting = replace(setting, sharing=replace(setting.sharing, rank=rank))
+            if self.stored:
+                from surefit.plan.simulation_cache import simulate_or_load
+
+                return simulate_or_load(setting)
             return simulate_memory_cached(setting.known)
 
     def simulated(self, resolved: ResolvedConfig, hardware: HardwareFacts) -> MemoryEstimate:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from surefit.plan.allocator import ROUNDING
 
+T = TypeVar("T")
 HOST = "meta"
 """Device, and tag, of the tensors that stand for the host's memory where a GPU is simulated on fake CPU tensors."""
 
@@ -206,6 +207,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         events = self.trace.events[start:]
         if set(events) == {-event for event in events}:  # nothing stays alive, as a first workspace would
             self._repeated[key] = _Part(module, first, events, self._again[callbacks:])
+
+    def repeat_keeping(self, run: Callable[[], T], times: int) -> list[T]:
+        """Record this many runs whose results all stay alive until the end of the trace.
+
+        Where the second run has freed only what it has made, its events are repeated instead of running the others.
+
+        Returns:
+            The results of those that ran.
+        """
+        results = [run()]
+        if times > 1:
+            first, start, callbacks = len(self.trace.allocations), len(self.trace.events), len(self._again)
+            results.append(run())
+            part = _Part("", first, self.trace.events[start:], self._again[callbacks:])
+            if all(-event > first for event in part.events if event < 0):
+                for _ in range(times - 2):
+                    self._repeat(part, "")
+            else:
+                results += [run() for _ in range(times - 2)]
+        return results
 
     def _repeat(self, part: _Part, module: str) -> None:
         shift = len(self.trace.allocations) - part.first

@@ -23,6 +23,7 @@ def build_run_plan(run: CheckedRun, *, quick: bool = False, needs_rows: bool = F
         DataError: they are.
     """
     from surefit.plan.build_plan import build_plan
+    from surefit.plan.planner import Planner
 
     examples_per = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
     rows = None if run.row_count is None else round(examples_per * run.row_count)
@@ -30,7 +31,8 @@ def build_run_plan(run: CheckedRun, *, quick: bool = False, needs_rows: bool = F
         require_rows_left(run) if needs_rows else load_example_lengths(run),
         load_run_eval_prompts(run),
     )
-    return build_plan(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=prompt_facts)
+    planner = Planner(run.model, lengths, stored=True)
+    return build_plan(run.resolved, run.model, run.hardware, rows, quick=quick, planner=planner, scored=prompt_facts)
 
 
 def require_rows_left(run: CheckedRun) -> ExampleLengths:

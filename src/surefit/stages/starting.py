@@ -78,7 +78,7 @@ class FoundRows(NamedTuple):
     layout: str
 
     @property
-    def count(self) -> str:
+    def row_count(self) -> str:
         """Number of rows in words."""
         return f"about {self.rows.total:,}" if self.rows.estimated else f"{self.rows.total:,}"
 
@@ -134,7 +134,7 @@ def choose_global_batch_size(rows: int) -> int:
     >>> [choose_global_batch_size(rows) for rows in (60, 240, 1_000, 50_000)]
     [4, 4, 16, 64]
     """
-    power = 2 ** int(math.log2(max(1, rows / BATCHES_PER_EPOCH)))
+    power: int = 2 ** int(math.log2(max(1, rows / BATCHES_PER_EPOCH)))
     return min(max(power, SMALLEST_BATCH), LARGEST_BATCH)
 
 
@@ -305,7 +305,7 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str) -> S
         Line("model.name_or_path", model, _size_text(facts)),
     ]
     after = [
-        Line("data.train", found.rows.source, f"{found.count} rows"),
+        Line("data.train", found.rows.source, f"{found.row_count} rows"),
         *(Line(f"data.{key}", dict(names), "SureFit's name: the rows' name") for key, names in found.names.items()),
         Line("data.eval", share, f"about {held_out:,} rows are held out, to measure what was learned"),
         Line("data.max_length", length, length_why),
@@ -317,7 +317,7 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str) -> S
     ]  # fmt: skip
     lines, verdict, estimate = _choose_quantization(before, after, facts, hardware, total)
     seen = [
-        f"{found.rows.source}: {found.count} rows, {found.layout}; {length_why}",
+        f"{found.rows.source}: {found.row_count} rows, {found.layout}; {length_why}",
         f"{model}: {_size_text(facts)}; {_fit_text(verdict, estimate, hardware)}",
         f"{plural(epochs, 'epoch')} of {kept:,} rows in batches of {batch}: {steps:,} steps; {held_out:,} held out",
     ]

@@ -5,6 +5,7 @@ torch is imported by the modules that these functions import when they run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import shutil
@@ -18,6 +19,7 @@ from surefit.config.oom_ladder import with_oom_changes as adapted_config
 from surefit.config.resolve import write_resolved
 from surefit.config.trackers import TRACKERS
 from surefit.core.errors import ConfigError, DataError, ShortOfMemory
+from surefit.core.gc_pause import freeze_objects
 from surefit.core.malloc import keep_what_is_freed, return_freed_memory
 from surefit.core.rundir import RunDir, write_json
 from surefit.core.units import count_text, shell_quote
@@ -68,7 +70,7 @@ def train_run(
         CheckFailed: the check has findings of severity error.
     """
     options = _TrainOptions(resume, dry_run, adapt)
-    with return_freed_memory():
+    with return_freed_memory(), contextlib.ExitStack() as stack:
         if world is not None and not world.is_first:
             return _train(watcher, run, options, planned, world)
         for line in run.gathered.adopted.lines():
@@ -78,6 +80,7 @@ def train_run(
         from surefit.plan.loading import import_libraries
 
         import_libraries()  # before the tokenizer imports them in the slow way
+        stack.enter_context(freeze_objects())
         if dry_run:
             return _train(watcher, run, options, planned, world)
         from surefit.model.tokenizer import load_tokenizer

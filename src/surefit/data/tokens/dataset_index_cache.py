@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache as once
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import surefit
 from surefit.core import env
 from surefit.core.errors import SureFitError
+from surefit.core.packaging import code_sha256
 from surefit.core.reading import read_json_file
 from surefit.core.rundir import write_json
 from surefit.data.read.load import Rows, load_rows
@@ -56,7 +54,7 @@ def start_key(
     code is hashed."""
     parts = [
         rows.sha256, len(rows), list(map(str, rows.files)), section.model_dump_json(), recipe.name, recipe.version,
-        seed, tokenizer_digest(tokenizer), _code_sha256(),
+        seed, tokenizer_digest(tokenizer), code_sha256(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:40]
 
@@ -118,15 +116,3 @@ def load_training_data(
 
 def _path(key: str, cache: Path | None) -> Path:
     return (cache if cache is not None else env.cache_dir()) / "starts" / f"{key}.json"
-
-
-@once
-def _code_sha256() -> str:
-    """Return the hash of SureFit's modules and of the names of all packages, which include their versions: with another
-    version a row may become another example."""
-    root, digest = Path(surefit.__file__).parent, hashlib.sha256(sys.version.encode())
-    for name in sorted({entry.name for directory in sys.path for entry in Path(directory).glob("*.dist-info")}):
-        digest.update(f"{name}\n".encode())
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return digest.hexdigest()
