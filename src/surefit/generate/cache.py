@@ -47,11 +47,11 @@ class PreallocatedLayer(DynamicLayer):
         self.keys, self.values = (buffer[..., :end, :] for buffer in self._buffers)
         return self.keys, self.values
 
-    def _enlarged(self, old: torch.Tensor, new: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    def _enlarged(self, old: torch.Tensor | None, new: torch.Tensor, start: int, end: int) -> torch.Tensor:
         """Return a buffer for more tokens than `end`, with the first `start` of the old states."""
         size = max(end, min(self._limit, end + STEP))
         buffer = new.new_empty((*new.shape[:-2], size, new.shape[-1]))
-        if start:
+        if start and old is not None:
             buffer[..., :start, :] = old
         return buffer
 

@@ -254,7 +254,7 @@ def perturb_weights(tensor: torch.Tensor, share: float, name: str) -> None:
     size = min(len(flat), NUDGED_AT_ONCE)
     factors = torch.cat([table[start : start + size], table[: max(0, start + size - NUDGED_AT_ONCE)]])
     factors = factors.to(tensor.device)
-    for chunk in flat.split(NUDGED_AT_ONCE):
+    for chunk in torch.split(flat, NUDGED_AT_ONCE):
         chunk.copy_(chunk.float().mul_(factors[: len(chunk)]))
 
 

@@ -391,8 +391,8 @@ def to_prompts(rows: Rows, recipe: TaskRecipe, bad_rows: str = "error") -> Examp
         DataError: as `to_examples`.
     """
     names = ColumnNames.of(recipe, rows.columns, rows.source, complete=False)
-    convert = partial(_prompt_example, recipe=recipe)
-    convert = names.converter(convert) if names else convert
+    prompt_example = partial(_prompt_example, recipe=recipe)
+    convert = names.converter(prompt_example) if names else prompt_example
     return _convert(rows, lambda placed: convert(placed.row), bad_rows)
 
 
