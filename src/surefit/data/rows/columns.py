@@ -27,7 +27,9 @@ def recipe_for(recipe: TaskRecipe, section: DataSection) -> TaskRecipe:
     """Return the recipe, reading the columns and roles that `data.columns` and `data.roles` name."""
     if not section.columns and not section.roles:
         return recipe
-    return replace(recipe, column_names=dict(section.columns), role_names={**section.roles})
+    return replace(
+        recipe, column_names=dict(section.columns), role_names={str(role): name for role, name in section.roles.items()}
+    )
 
 
 @dataclass(frozen=True)
