@@ -27,7 +27,9 @@ def init(
         str | None, typer.Option(help="A hub id, a directory or a GGUF file; default: one that fits the GPU.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="The GPU to train on, such as 4090; default: this machine's.")] = "auto",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here; default: DATA.yaml, or stdout.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write here; default: DATA.yaml, or stdout.")
+    ] = None,
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
 ) -> int:
     """Write a config: for your own rows with --data, or a commented starter of a recipe."""
