@@ -48,7 +48,7 @@ class Output:
 
 
 OUTPUTS = {
-    "init --output": Output(("init", "chat"), (), again=False),
+    "init --output": Output(("init", "--data", "rows.jsonl", "--model", "surefit/nano"), ("rows.jsonl",), again=False),
     "import --output": Output(("import", "axolotl.yaml"), ("axolotl.yaml",), again=False),
     "audit --passport": Output(("audit", "run.yaml"), ("run.yaml",), ".json"),
     "audit --clean-copy": Output(("audit", "rows.jsonl", "--fix"), ("rows.jsonl",), ".jsonl", again=False),
@@ -72,12 +72,13 @@ ELSEWHERE = {
     "export --output": "test_an_export_replaces_only_an_export",
     "calibrate --output": "test_a_profile_replaces_only_a_profile",
     "demo --output-dir": "test_the_demo_replaces_only_a_demo",
+    "chat --save": "test_a_conversation_is_added_to_no_file_of_the_run",
 }
 READ = {
     "audit --output", "audit --out",  # the old spellings, which only say the new ones
     "check config", "audit target", "import source", "plan config", "plan --against", "train config", "prepare config",
     "slurm config", "merge target", "merge --base", "merge --prompts", "certify adapter", "certify merged",
-    "certify --prompts", "evaluate target", "predict target", "predict data", "score --predictions",
+    "certify --prompts", "evaluate target", "predict target", "predict data", "chat target", "score --predictions",
     "score --references", "compare a", "compare b", "retrieve data", "report targets", "run config", "demo --data",
     "export target", "export --llama-cpp", "push target", "serve-check target", "runs list directory", "runs show run",
     "runs diff a", "runs diff b", "runs prune target", "runs reproduce run", "ui --workspace",
@@ -360,3 +361,11 @@ def test_devices_and_directories_are_no_files(files: Path) -> None:
         assert call("init", "chat", "-o", place)[1]["code"] == "E1603"
     os.symlink("nowhere", files / "dangling")
     assert call("init", "chat", "-o", "dangling")[1]["code"] in ("E1603", "E1604")
+
+
+def test_a_conversation_is_added_to_no_file_of_the_run(files: Path) -> None:
+    before = content(files)
+    for read in ("run.yaml", "rows.jsonl", "a.jsonl"):
+        command = ("chat", "run.yaml", "-p", "Hello", "--max-new-tokens", 1, "--save", read)
+        code, said = call(*command)
+        assert (code, said["code"] in ("E1604", "E1605"), content(files)) == (2, True, before), said

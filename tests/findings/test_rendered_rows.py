@@ -220,12 +220,12 @@ def test_d9_system_columns(column: str, row: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        pytest.param(["instruction", "context", "response"], "response to output", id="D15-dolly"),
-        pytest.param(["query", "response", "history"], "query to instruction and response to output", id="PR5-swift"),
-        pytest.param(["question", "answer"], "question to prompt and answer to completion", id="D15-qa"),
-        pytest.param(["prompt", "response"], "response to completion", id="D15-response"),
-        pytest.param(["input", "output"], "input to prompt and output to completion", id="D15-io"),
-        pytest.param(["Instruction", "Output"], "Instruction to instruction and Output to output", id="D15-case"),
+        pytest.param(["instruction", "context", "response"], "{output: response}", id="D15-dolly"),
+        pytest.param(["query", "response", "history"], "{instruction: query, output: response}", id="PR5-swift"),
+        pytest.param(["question", "answer"], "{prompt: question, completion: answer}", id="D15-qa"),
+        pytest.param(["prompt", "response"], "{completion: response}", id="D15-response"),
+        pytest.param(["input", "output"], "{prompt: input, completion: output}", id="D15-io"),
+        pytest.param(["Instruction", "Output"], "{instruction: Instruction, output: Output}", id="D15-case"),
         pytest.param(["prompt", "chosen", "rejected"], "chosen to completion", id="PR3-dpo"),
         pytest.param(["chosen", "rejected"], "chosen to messages", id="PR3-turns"),
         pytest.param(["input", "preferred_output", "non_preferred_output"], "preferred_output to", id="PR3-openai"),

@@ -76,7 +76,7 @@ NO_PATH = {
     "recipe", "revision", "disk",
     "target_modules", "split", "gpu", "metric_for_best_model", "server", "metric", "mlflow_uri", "memory",
     "mlflow_experiment", "wandb_project", "prometheus_host", "partition", "account", "time", "modules", "options",
-    "ignore", "add_tokens", "chat_template_kwargs",
+    "ignore", "add_tokens", "chat_template_kwargs", "columns", "roles",
 }  # fmt: skip
 """Keys that hold text and name no file: a new key is either here or a `PathText`."""
 

@@ -55,10 +55,12 @@ def chat(
     overrides: Overrides = None,
 ) -> int:
     """Talk to a trained model. Messages come from the terminal, from -p, or line by line from standard input."""
-    from surefit.stages.chatting import append_conversation, open_chat_models
+    from surefit.stages.chatting import append_conversation, open_chat_models, require_rows_file
     from surefit.stages.run_context import load_checked_run
 
     run = load_checked_run(target, overrides, training=False)
+    if save is not None:
+        require_rows_file(run, save)
     wanted = _wanted_variants(run, variant, compare)
     models = open_chat_models(run, wanted)
     conversation = _start(out, run, models, system, max_new_tokens, temperature)

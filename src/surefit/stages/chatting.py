@@ -138,19 +138,28 @@ def training_system_prompt(run: CheckedRun) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
+def require_rows_file(run: CheckedRun, path: Path) -> Path:
+    """Return the path of a file to append conversations to.
+
+    Raises:
+        ConfigError: it is an input of the run, or a file of another kind.
+    """
+    path = path.expanduser()
+    inputs = input_files(run.resolved.config, run.loaded.path)
+    inputs |= {f"the run's {artefact.name}": artefact for artefact in run.run.artefacts()}
+    help_text = "name a .jsonl file of messages rows, or a new file"
+    return output_file(path, inputs, earlier=json_lines_with("messages"), as_rows=True, option="/save", help=help_text)
+
+
 def append_conversation(run: CheckedRun, path: Path, messages: Sequence[Message]) -> int:
     """Append a conversation to a JSON Lines file of `messages` rows, and return the file's number of rows.
 
     Raises:
-        ConfigError: there is nothing to save, or the file is an input of the run or of another kind.
+        ConfigError: there is nothing to save; and as `require_rows_file`.
     """
+    path = require_rows_file(run, path)
     if not any(turn["role"] == "assistant" for turn in messages):
         raise ConfigError("there is no answer to save yet", code="E8045", help="ask something first")
-    path = path.expanduser()
-    config = run.resolved.config
-    inputs = input_files(config, run.loaded.path) | {f"the run's {p.name}": p for p in run.run.artefacts()}
-    help_text = "name a .jsonl file of messages rows, or a new file"
-    output_file(path, inputs, earlier=json_lines_with("messages"), as_rows=True, option="/save", help=help_text)
     with machine_errors(path), open(path, "a+b") as file:
         file.seek(0)
         content = file.read()
