@@ -322,7 +322,7 @@ def test_what_the_quantiser_made_is_the_only_file(ready, conversion, held_out, t
     assert [name for name in manifest["files"] if name.endswith(".gguf")] == ["model.gguf"]
     assert "q4_k_m" in read_json(tmp_path / "out/certificate.json")["how"]
     (tmp_path / "llama_cpp.py").write_text(LIBRARY.replace("!= 15", "== 15"))
-    with pytest.raises(MachineError, match="quantizer ended with 1"):
+    with pytest.raises(MachineError, match="quantizer exited with status 1"):
         export_quantized(load_certified_model(ready.run), job, tmp_path / "other", held_out, card)
     assert not (tmp_path / "other").exists()
 
