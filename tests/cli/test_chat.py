@@ -69,11 +69,11 @@ def test_base_and_adapter_side_by_side_each_continue_their_own(surefit: Surefit,
 
 def test_lines_of_standard_input_and_commands(surefit: Surefit, chats: Path, tmp_path: Path) -> None:
     lines = ("/save said.jsonl", "Hello 1", "Hello 2", "/save said.jsonl", "/system", "Hello 3", "/save said.jsonl",
-             "/nonsense", "/quit", "never asked")  # fmt: skip
+             "/help", "/quit", "never asked")  # fmt: skip
     done = CliRunner().invoke(app, ["chat", str(chats), *SHORT], input="".join(f"{line}\n" for line in lines))
     answer = Answer(done.exit_code, done.stdout, done.stderr)
     assert answer.code == 0, answer.text
-    assert "no command /nonsense" in answer.stderr
+    assert "/reset" in answer.stderr
     saved = [json.loads(line)["messages"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     assert [[turn["role"] for turn in messages] for messages in saved] == [
         ["system", "user", "assistant", "user", "assistant"],

@@ -72,5 +72,5 @@ def test_code_whose_version_is_not_known_is_always_simulated(monkeypatch: pytest
     assert simulation_key(replace(SETTING, config=OwnConfig(**CONFIG.to_dict()))) is None
     remote = LlamaConfig(**CONFIG.to_dict() | {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}})
     assert simulation_key(replace(SETTING, config=remote)) is None
-    monkeypatch.setattr(simulation_cache, "_is_editable", lambda package: package == "peft")
+    monkeypatch.setattr(simulation_cache, "_has_unversioned_code", lambda package: package == "peft")
     assert simulation_key(SETTING) is None

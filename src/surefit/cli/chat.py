@@ -26,6 +26,8 @@ COMMANDS = {
     "/help": "list these commands",
     "/quit": "leave (also Ctrl-D)",
 }
+NAMES = {"/exit", *(usage.partition(" ")[0] for usage in COMMANDS)}
+"""Without a terminal, a line that begins with another word is a message, such as a path."""
 
 
 @verb
@@ -66,7 +68,7 @@ def chat(
     conversation = _start(out, run, models, system, max_new_tokens, temperature)
     records: list[dict[str, Any]] = []
     for message in _messages(out, prompt):
-        if message.startswith("/") and prompt is None:
+        if prompt is None and (message.partition(" ")[0] in NAMES or (message[0] == "/" and sys.stdin.isatty())):
             if not _obey(out, run, conversation, message):
                 break
             continue
@@ -81,7 +83,7 @@ def chat(
             if prompt is not None or not sys.stdin.isatty():
                 raise
             out.error(error)
-    if save is not None:
+    if save is not None and conversation.turns.get(models[-1].name):
         rows = append_conversation(run, save, conversation.conversation(models[-1].name))
         out.note(f"Saved to {save}: {rows:,} {'row' if rows == 1 else 'rows'}")
     out.result({"variants": [model.name for model in models], "system": conversation.system, "turns": records})
@@ -174,6 +176,7 @@ def _answer_all(out: Output, conversation: Chat, message: str) -> dict[str, Any]
                 else "the conversation fills the model's context: /reset begins a new one"
             )
         answers[model.name] = {"text": generation.text, "truncated": generation.truncated, "tokens": generation.tokens}
+    conversation.keep(message, {name: answer["text"] for name, answer in answers.items()})
     return answers
 
 
@@ -188,6 +191,8 @@ def _obey(out: Output, run: CheckedRun, conversation: Chat, message: str) -> boo
     if name == "/reset":
         conversation.reset()
         out.note("the conversation is forgotten")
+    elif name == "/system" and not conversation.templated:
+        out.note("the model has no chat template, so no system prompt")
     elif name == "/system":
         conversation.reset()
         conversation.system = argument

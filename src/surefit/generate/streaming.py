@@ -45,7 +45,10 @@ class TextStream(StoppingCriteria):
 
     def finish(self, text: str) -> None:
         """Pass on what the finished answer has beyond the text so far."""
-        self._send(text)
+        if text.startswith(self.sent):
+            self._send(text)
+        else:  # a thought that was recognized late
+            self.on_text(f"\n{text}")
 
     def _stable(self, text: str) -> str:
         """Return the text without an end that the next tokens may change or a stop text may cut."""

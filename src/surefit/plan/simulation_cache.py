@@ -55,19 +55,20 @@ def simulation_key(setting: StepConfig) -> str | None:
     module = type(setting.config).__module__
     if not module.startswith("transformers.models.") or getattr(setting.config, "auto_map", None):
         return None
-    if any(map(_is_editable, LIBRARIES)):
+    if any(map(_has_unversioned_code, LIBRARIES)):
         return None
     machine = platform.platform(), torch.backends.cpu.get_cpu_capability()
     parts = [code_sha256(), torch.__version__, machine, setting.known.text]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 
-def _is_editable(package: str) -> bool:
+def _has_unversioned_code(package: str) -> bool:
+    """Return whether a package comes from a directory or a repository, where one version may have other code."""
     try:
         origin = metadata.distribution(package).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         return False
-    return origin is not None and bool(json.loads(origin).get("dir_info", {}).get("editable"))
+    return origin is not None and "archive_info" not in json.loads(origin)
 
 
 def _load(path: Path) -> SimulatedMemory | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,15 +60,13 @@ class Chat:
     turns: dict[str, list[Message]] = field(default_factory=dict)
 
     def answer(self, text: str, model: ChatModel, on_text: OnText) -> Generation:
-        """Return a model's answer to the next user message, and add both to its turns.
-
-        If the answer fails or is interrupted, the turns stay as they were.
+        """Return a model's answer to the next user message; `keep` adds them to the turns once all have answered.
 
         Raises:
             DataError: the chat template does not support the conversation, such as a system prompt.
             MachineError: the conversation does not fit in memory.
         """
-        history = self.turns.setdefault(model.name, [])
+        history = self.turns.get(model.name, [])
         question: Message = {"role": "user", "content": text}
         if self.templated:
             prompt = tokenize_prompt(Example((*self._system_turns(), *history, question)), model.tokenizer)
@@ -76,9 +74,15 @@ class Chat:
             prompt = tokenize_beginning(Example(text=text), model.tokenizer)
         with model.active():
             (generation,) = generate(model.model, model.tokenizer, [prompt], self.decoding, on_text=on_text)
-        # Templates remove the thoughts of earlier turns.
-        history += [question, {"role": "assistant", "content": strip_reasoning(generation.text)}]
         return generation
+
+    def keep(self, text: str, answers: Mapping[str, str]) -> None:
+        """Add a user message and the answers to it, variant → text; an empty answer is not kept."""
+        for name, answer in answers.items():
+            # Templates remove the thoughts of earlier turns.
+            if (final := strip_reasoning(answer)).strip():
+                turns: list[Message] = [{"role": "user", "content": text}, {"role": "assistant", "content": final}]
+                self.turns.setdefault(name, []).extend(turns)
 
     def reset(self) -> None:
         """Forget all turns; the system prompt stays."""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefit.config.resolve import one_line_yaml, optimizer_steps
 from surefit.config.schema import SureFitConfig
-from surefit.core.errors import ConfigError, SureFitError
+from surefit.core.errors import ConfigError, DataError, SureFitError
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.core.units import bytes_text, plural, shell_quote
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ TRIED_ROWS = 64
 """Rows that are converted before the config is written."""
 ROLES = ("system", "user", "assistant", "tool", "human", "gpt")
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "who")
+ASSISTANTS = ("assistant", "agent", "ai", "bot", "chatbot", "gpt", "model", "support", "operator", "advisor")
+USERS = ("user", "customer", "client", "human", "visitor", "caller", "patient", "student", "guest")
+"""Names of speakers in other people's rows."""
 CONTENT_KEYS = ("content", "value", "text", "message", "body", "says")
 """Names of a message's keys in other layouts."""
 CHARACTERS_PER_TOKEN = 3.0
@@ -229,6 +233,7 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     name = recipe or find_fitting_recipe(columns, rows) or "chat"
     task = recipes.get_recipe(name)
     if task.columns:
+        to_examples(rows.sample(TRIED_ROWS), task)
         return FoundRows(rows, name, {}, f"columns {', '.join(task.columns_in(columns))}")
     names: dict[str, dict[str, str]] = {}
     try:
@@ -238,6 +243,8 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
         if not names:
             raise
         layout = "messages" if "messages" in names["columns"] else "question and answer"
+        if "roles" in names:
+            layout += f" in which {names['roles']['assistant']} is the assistant"
     section = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, layout), "surefit/nano")).data
     to_examples(rows.sample(TRIED_ROWS), recipe_for(task, section))
     return FoundRows(rows, name, names, layout)
@@ -258,21 +265,38 @@ def _propose_names(rows: Rows) -> dict[str, dict[str, str]]:
         if role is None or content is None:
             continue
         names = {"messages": column, "role": role, "content": content}
-        speakers = list(dict.fromkeys(str(turn.get(role)) for turn in turns))
+        sample = (rows.row(n).get(column) or [] for n in evenly_spaced_indices(len(rows), TRIED_ROWS))
+        speakers = list(dict.fromkeys(str(t.get(role)) for part in sample for t in part if isinstance(t, Mapping)))
         roles = {} if set(speakers) <= set(ROLES) else _propose_roles(speakers)
+        if not roles and not set(speakers) <= set(ROLES):
+            raise DataError(
+                f"the speakers are {', '.join(speakers[:8])}, and it is not known which of them is the assistant",
+                code="E8048",
+                path=rows.source,
+                field="data.roles",
+                help="rename the assistant's turns to assistant and the others to user, or write a config with "
+                f"data.columns: {{messages: {column}, role: {role}, content: {content}}} and data.roles: "
+                "{user: NAME, assistant: NAME}",
+            )
         kept = {name: theirs for name, theirs in names.items() if name != theirs}
         return {"columns": kept} | ({"roles": roles} if roles else {})
     return {}
 
 
 def _propose_roles(speakers: Sequence[str]) -> dict[str, str]:
-    """Return `data.roles` for two speakers: whoever speaks first asks, the other one answers.
+    """Return `data.roles` for two speakers, by their names; empty where the names do not tell who answers.
 
-    >>> _propose_roles(["system", "customer", "agent"])
-    {'user': 'customer', 'assistant': 'agent'}
+    >>> _propose_roles(["system", "agent", "customer"]), _propose_roles(["Ann", "Bo"])
+    ({'user': 'customer', 'assistant': 'agent'}, {})
     """
     others = [speaker for speaker in speakers if speaker not in ("system", "tool")]
-    return {"user": others[0], "assistant": others[1]} if len(others) == 2 else {}
+    if len(others) != 2:
+        return {}
+    for assistant, user in (others, others[::-1]):
+        answers, asks = assistant.lower() in ASSISTANTS, user.lower() in USERS
+        if (answers or asks) and assistant.lower() not in USERS and user.lower() not in ASSISTANTS:
+            return {"user": user, "assistant": assistant}
+    return {}
 
 
 def _values(found: FoundRows, model: str) -> dict[str, Any]:

@@ -104,3 +104,17 @@ def test_errors_name_the_columns_of_the_rows(tmp_path, row, columns, field, word
     error = raised.value
     assert error.field == field
     assert words in f"{error.message} {error.help}"
+
+
+def test_a_named_column_that_the_layout_does_not_read_is_an_error(tmp_path):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    row = {"messages": messages, "question": "c", "answer": "d"}
+    with pytest.raises(DataError) as raised:
+        convert(rows_of(tmp_path / "rows.jsonl", row), {"prompt": "question", "completion": "answer"})
+    assert raised.value.field == "data.columns.prompt"
+
+
+def test_a_usual_message_is_left_as_it_is(tmp_path):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (example,) = convert(rows_of(tmp_path / "rows.jsonl", {"messages": messages}), {"content": "text"})
+    assert example.messages[-1]["content"] == "b"

@@ -112,3 +112,24 @@ def test_a_longer_row_gets_room_within_the_context(tmp_path):
     ]
     draft = build_starting_config(write(tmp_path / "rows.jsonl", rows), "surefit/nano", "cpu")
     assert draft.values["data.max_length"] >= 600
+
+
+def test_the_agent_is_the_assistant_and_it_is_said(tmp_path):
+    rows = [{"log": [*turns, {"speaker": "customer", "text": "Bye"}, {"speaker": "agent", "text": f"Bye {n}"}]}
+            for n, turns in enumerate(chats("speaker", "text", "customer", "agent"))]  # fmt: skip
+    draft = build_starting_config(write(tmp_path / "rows.jsonl", rows), "surefit/nano", "cpu")
+    assert draft.values["data.roles"] == {"user": "customer", "assistant": "agent"}
+    assert "agent is the assistant" in draft.seen[0]
+
+
+def test_unknown_speakers_are_not_guessed(tmp_path):
+    rows = [{"log": turns} for turns in chats("speaker", "text", "Ann", "Bo")]
+    with pytest.raises(DataError) as raised:
+        build_starting_config(write(tmp_path / "rows.jsonl", rows), "surefit/nano", "cpu")
+    assert raised.value.field == "data.roles"
+
+
+def test_a_recipe_that_does_not_read_the_rows_is_an_error(tmp_path):
+    source = write(tmp_path / "rows.jsonl", LAYOUTS["messages"])
+    with pytest.raises(DataError):
+        build_starting_config(source, "surefit/nano", "cpu", "function_calling")

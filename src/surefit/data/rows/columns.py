@@ -60,7 +60,7 @@ class ColumnNames:
         names = {name: column for name, column in recipe.column_names.items() if name not in TURN_KEYS}
         turn_keys = {name: key for name, key in recipe.column_names.items() if name in TURN_KEYS}
         roles = {theirs: role for role, theirs in recipe.role_names.items()}
-        _require_known(recipe, columns, names)
+        _require_known(recipe, columns, names if not recipe.columns else recipe.column_names)
         existing = {name: column for name, column in names.items() if column in columns}
         if complete and existing and len(existing) < len(names):
             name, missing = next((n, c) for n, c in names.items() if n not in existing)
@@ -86,7 +86,7 @@ class ColumnNames:
             if column in theirs or column not in self.columns
         }
         if self.turn_keys or self.roles:
-            for name in ("messages", "conversations"):
+            for name in ("messages", "conversations", "prompt", "completion"):
                 if isinstance(values.get(name), list):
                     values[name] = [self._turn(turn) for turn in values[name]]
         return values
@@ -95,10 +95,11 @@ class ColumnNames:
         if not isinstance(turn, Mapping):
             return turn
         theirs = {key: name for name, key in self.turn_keys.items()}
-        renamed = {theirs.get(k, k): value for k, value in turn.items() if k in theirs or k not in self.turn_keys}
+        replaced = {name for name, key in self.turn_keys.items() if key in turn}
+        renamed = {theirs.get(k, k): value for k, value in turn.items() if k in theirs or k not in replaced}
         for key in ("role", "from"):
-            if isinstance(renamed.get(key), str):
-                renamed[key] = self.roles.get(renamed[key], renamed[key])
+            if isinstance(renamed.get(key), str | int):
+                renamed[key] = self.roles.get(str(renamed[key]), renamed[key])
         return renamed
 
     def converter(self, convert: Callable[[Row], Example]) -> Callable[[Row], Example]:

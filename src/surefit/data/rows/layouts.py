@@ -199,6 +199,11 @@ LAYOUTS = {
 }
 """The layouts in the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real
 ones, and `input_ids` from another model's tokenizer."""
+OPTIONAL = {
+    "messages": ("system", "tools"), "sharegpt": ("system", "tools"), "prompt_completion": ("system", "tools"),
+    "alpaca": ("input", "history", "system", "tools"), "text": (), "tokens": ("labels",),
+}  # fmt: skip
+"""Columns that a layout reads where the rows have them."""
 
 
 def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
@@ -248,6 +253,8 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     """
     if recipe.column_names or recipe.role_names:
         names = ColumnNames.of(recipe, columns, source)
+        if names is not None and not recipe.columns and not recipe.parts:
+            _require_read(names, columns, fmt, source)
         plain = replace(recipe, column_names={}, role_names={})
         if names is None:
             return row_converter(columns, source, plain, fmt)
@@ -271,6 +278,25 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
         return converted if isinstance(converted, Example) else recipe.to_example(converted)
 
     return convert
+
+
+def _require_read(names: ColumnNames, columns: Sequence[str], fmt: str, source: str) -> None:
+    """Raise if the rows have another layout than the one to which the named columns belong, and so do not read them."""
+    renamed = names.renamed(columns)
+    layout = fmt
+    if fmt == "auto":
+        layout = next((n for n, entry in LAYOUTS.items() if set(entry.columns) <= set(renamed)), fmt)
+    if layout not in LAYOUTS:
+        return
+    unread = [name for name in names.columns if name not in (*LAYOUTS[layout].columns, *OPTIONAL[layout])]
+    if unread:
+        raise DataError(
+            f"the rows are read as {layout} ({', '.join(LAYOUTS[layout].columns)}), which has no {unread[0]}",
+            code="E4143",
+            path=source,
+            field=f"data.columns.{unread[0]}",
+            help="set data.format to the layout that you mean, or remove the name",
+        )
 
 
 def _mixed_converter(source: str, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:

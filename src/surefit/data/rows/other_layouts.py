@@ -51,11 +51,17 @@ def propose_columns(columns: Sequence[str]) -> dict[str, str]:
     lower = {name.lower(): name for name in columns}
     question = next((lower[name] for name in QUESTIONS if name in lower), None)
     answer = next((lower[name] for name in ANSWERS if name in lower and lower[name] != question), None)
+    if question is not None and question.lower() == "problem":  # the solution ends with the answer
+        answer = lower.get("solution", answer)
     if question is None or answer is None or any(better in lower and worse in lower for better, worse in PREFERENCES):
         return {}
     alpaca = question.lower() == "instruction" or any(name in lower for name in ("history", "context"))
     targets = ("instruction", "output") if alpaca else ("prompt", "completion")
-    return {name: column for column, name in zip((question, answer), targets, strict=True) if column != name}
+    names = {name: column for column, name in zip((question, answer), targets, strict=True) if column != name}
+    others = {"input": lower.get("input") or lower.get("context"), "history": lower.get("history")} if alpaca else {}
+    others["system"] = lower.get("system")
+    read = {"input", "context", "history", "system", question, answer}
+    return names | {name: column for name, column in others.items() if column is not None and column not in read}
 
 
 def _preference_advice(lower: dict[str, str], better: str) -> str:
