@@ -74,6 +74,7 @@ def test_lines_of_standard_input_and_commands(surefit: Surefit, chats: Path, tmp
     answer = Answer(done.exit_code, done.stdout, done.stderr)
     assert answer.code == 0, answer.text
     assert "/reset" in answer.stderr
+    assert "cut by the token limit" in answer.stderr
     saved = [json.loads(line)["messages"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     assert [[turn["role"] for turn in messages] for messages in saved] == [
         ["system", "user", "assistant", "user", "assistant"],

@@ -94,7 +94,7 @@ def words(text: str, directory: Path) -> str:
     # Progress is a line every ten seconds: how many there are is how slow the machine was.
     text = re.sub(r"^.*\d+/\d+ ETA .*\n", "", text, flags=re.MULTILINE)
     # transformers' bar is there where another test of this process imported it first.
-    text = re.sub(r"[^\r\n]*Loading weights:[^\r\n]*[\r\n]+", "", text)
+    text = re.sub(r"\r?Loading weights:[^\r\n\]]*\](\r?\n)?", "", text)
     text = re.sub(r"\b[0-9a-f]{8,}\b", "HASH", text)
     text = re.sub(r"[+−±]?(?<!\w)\d[\d,.:]*(e-?\d+)?([kM]\b)?( ?(ms|s|min|h|B|KiB|MiB|GiB|KB|MB|GB|%)\b)?", "#", text)
     text = re.sub(r"([─━═╌┄█])\1+", r"\1", text)

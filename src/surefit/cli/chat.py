@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +14,10 @@ from surefit.cli.exits import verb
 from surefit.cli.options import Overrides, Target
 from surefit.cli.render import Output
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
+from surefit.core.units import plural
 
 if TYPE_CHECKING:
+    from surefit.generate.engine import Generation
     from surefit.stages.chatting import Chat, ChatModel
     from surefit.stages.run_context import CheckedRun
 
@@ -57,7 +59,7 @@ def chat(
     overrides: Overrides = None,
 ) -> int:
     """Talk to a trained model. Messages come from the terminal, from -p, or line by line from standard input."""
-    from surefit.stages.chatting import append_conversation, open_chat_models, require_rows_file
+    from surefit.stages.chatting import open_chat_models, require_rows_file
     from surefit.stages.run_context import load_checked_run
 
     run = load_checked_run(target, overrides, training=False)
@@ -73,7 +75,8 @@ def chat(
                 break
             continue
         try:
-            records.append({"prompt": message, "answers": _answer_all(out, conversation, message)})
+            answers = _answer_all(out, conversation, message)
+            records.append({"prompt": message, "answers": {name: asdict(given) for name, given in answers.items()}})
         except KeyboardInterrupt:
             out.write("\n")
             if prompt is not None or not sys.stdin.isatty():
@@ -84,8 +87,7 @@ def chat(
                 raise
             out.error(error)
     if save is not None and conversation.turns.get(models[-1].name):
-        rows = append_conversation(run, save, conversation.conversation(models[-1].name))
-        out.note(f"Saved to {save}: {rows:,} {'row' if rows == 1 else 'rows'}")
+        _save(out, run, conversation, save)
     out.result({"variants": [model.name for model in models], "system": conversation.system, "turns": records})
     return EXIT_OK
 
@@ -161,9 +163,9 @@ def _messages(out: Output, prompts: list[str] | None) -> Iterator[str]:
             yield text
 
 
-def _answer_all(out: Output, conversation: Chat, message: str) -> dict[str, Any]:
-    """Print every model's answer while it is generated, and return them."""
-    answers: dict[str, Any] = {}
+def _answer_all(out: Output, conversation: Chat, message: str) -> dict[str, Generation]:
+    """Print every model's answer while it is generated, and return them by variant."""
+    answers: dict[str, Generation] = {}
     for model in conversation.models:
         if len(conversation.models) > 1:
             out.say(f"{model.name}:", "bold")
@@ -175,15 +177,13 @@ def _answer_all(out: Output, conversation: Chat, message: str) -> dict[str, Any]
                 if generation.tokens
                 else "the conversation fills the model's context: /reset begins a new one"
             )
-        answers[model.name] = {"text": generation.text, "truncated": generation.truncated, "tokens": generation.tokens}
-    conversation.keep(message, {name: answer["text"] for name, answer in answers.items()})
+        answers[model.name] = generation
+    conversation.keep(message, answers)
     return answers
 
 
 def _obey(out: Output, run: CheckedRun, conversation: Chat, message: str) -> bool:
     """Follow a command of `COMMANDS`; return whether the conversation goes on."""
-    from surefit.stages.chatting import append_conversation
-
     name, _, argument = message.partition(" ")
     argument = argument.strip()
     if name in ("/quit", "/exit"):
@@ -199,8 +199,7 @@ def _obey(out: Output, run: CheckedRun, conversation: Chat, message: str) -> boo
         out.note(f"system prompt: {argument or 'none'}")
     elif name == "/save" and argument:
         try:
-            rows = append_conversation(run, Path(argument), conversation.conversation(conversation.models[-1].name))
-            out.note(f"Saved to {argument}: {rows:,} {'row' if rows == 1 else 'rows'}")
+            _save(out, run, conversation, Path(argument))
         except SureFitError as error:
             out.error(error)
     else:
@@ -209,3 +208,13 @@ def _obey(out: Output, run: CheckedRun, conversation: Chat, message: str) -> boo
         for usage, effect in COMMANDS.items():
             out.note(f"  {usage:<14}  {effect}")
     return True
+
+
+def _save(out: Output, run: CheckedRun, conversation: Chat, path: Path) -> None:
+    """Append the tuned model's conversation to a file of rows."""
+    from surefit.stages.chatting import append_conversation
+
+    rows = append_conversation(run, path, conversation.conversation(conversation.models[-1].name))
+    out.note(f"Saved to {path}: {plural(rows, 'row')}")
+    if conversation.cut:
+        out.note("an answer in it was cut by the token limit: complete it before you train on it")

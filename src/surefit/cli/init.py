@@ -10,7 +10,7 @@ import typer
 
 from surefit.cli.exits import verb
 from surefit.cli.render import Output
-from surefit.core.errors import EXIT_FINDINGS, EXIT_OK
+from surefit.core.errors import EXIT_OK
 from surefit.core.output import output_file
 from surefit.core.rundir import write_atomic
 from surefit.core.units import shell_quote
@@ -67,7 +67,7 @@ def _write_for_rows(
     out.say(f"Wrote {path}. Next: {next_command(path)}")
     out.result({"path": str(path), "config": draft.text, "seen": list(draft.seen), "verdict": draft.verdict,
                 "models": [name for name, _, _ in draft.proposals]})  # fmt: skip
-    return EXIT_OK if draft.verdict != "does not fit" else EXIT_FINDINGS
+    return EXIT_OK
 
 
 def print_or_write_config(

@@ -113,7 +113,7 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
     if not isinstance(tree, dict):
         problem = "is empty" if tree is None else f"is {_shape(tree)}, not a mapping of sections"
         raise ConfigError(
-            f"the config {problem}", code="E2005", path=path, help="`surefit init RECIPE` writes a config to start from"
+            f"the config {problem}", code="E2005", path=path, help="`surefit init --data ROWS` writes one for your rows"
         )
     tree = dict(tree)
     overridden = {_override(tree, text) for text in overrides}
@@ -171,7 +171,7 @@ def read_config_text(path: Path) -> str:
             f"no such file{did_you_mean(str(path), siblings)}",
             code="E2008",
             path=path,
-            help="`surefit init RECIPE -o FILE` writes a config to start from; `surefit runs` lists your runs",
+            help="`surefit init --data ROWS` writes a config for your rows; `surefit runs` lists your runs",
         ) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", code="E2009", path=path, help=os_help(error)) from None

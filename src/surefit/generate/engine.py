@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from transformers import (
+    DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedModel,
@@ -252,7 +253,7 @@ class _Decoder:
             return None
         return TextStream(self.tokenizer, self.on_text, width, self.stop_ids, self.decoding.stop)
 
-    def _cache(self, tokens: int) -> dict[str, Any]:
+    def _cache(self, tokens: int) -> dict[str, DynamicCache]:
         """Return the cache of a batch, as an argument of `generate`; beam search reorders its rows, so it keeps
         transformers' own."""
         cache = preallocated_cache(self.model, tokens) if self.decoding.num_beams == 1 else None

@@ -2,7 +2,7 @@
 
 schemas/conflicts.json has a row for each: (condition, the keys of which the last in the file is reported, what the
 tool expects); in the tables of ignored values, (condition, the keys without effect, why). `["only one", "a b"]` is the
-row of two keys that exclude each other, `["needs", "a", "b c"]` that of a key without any of those that it needs. The
+row of two keys that exclude each other, `["needs", "a", "b c"]` the row of a key that needs one of two others. The
 rows are facts about the releases that the files in schemas/ name, each tested with the tool's own parser.
 
 A condition is a list of terms that must all hold: `a` and `!a` (switched on, off), `a=x|y` and `a!=x|y` (the value is

@@ -214,7 +214,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Where the second run has freed only what it has made, its events are repeated instead of running the others.
 
         Returns:
-            The results of those that ran.
+            The results of the runs that were not repeated.
         """
         results = [run()]
         if times > 1:

@@ -51,6 +51,7 @@ class Chat:
         system: the system prompt; empty for none.
         templated: whether the models have a chat template; otherwise each message is plain text to continue.
         turns: variant → the messages so far, without the system prompt.
+        cut: whether the token limit ended an answer in the turns.
     """
 
     models: Sequence[ChatModel]
@@ -58,6 +59,7 @@ class Chat:
     system: str = ""
     templated: bool = True
     turns: dict[str, list[Message]] = field(default_factory=dict)
+    cut: bool = False
 
     def answer(self, text: str, model: ChatModel, on_text: OnText) -> Generation:
         """Return a model's answer to the next user message; `keep` adds them to the turns once all have answered.
@@ -76,17 +78,19 @@ class Chat:
             (generation,) = generate(model.model, model.tokenizer, [prompt], self.decoding, on_text=on_text)
         return generation
 
-    def keep(self, text: str, answers: Mapping[str, str]) -> None:
-        """Add a user message and the answers to it, variant → text; an empty answer is not kept."""
+    def keep(self, text: str, answers: Mapping[str, Generation]) -> None:
+        """Add a user message and the answers to it, by variant; an empty answer is not kept."""
         for name, answer in answers.items():
             # Templates remove the thoughts of earlier turns.
-            if (final := strip_reasoning(answer)).strip():
+            if (final := strip_reasoning(answer.text)).strip():
+                self.cut |= answer.truncated
                 turns: list[Message] = [{"role": "user", "content": text}, {"role": "assistant", "content": final}]
                 self.turns.setdefault(name, []).extend(turns)
 
     def reset(self) -> None:
         """Forget all turns; the system prompt stays."""
         self.turns.clear()
+        self.cut = False
 
     def conversation(self, variant: str) -> list[Message]:
         """Return a variant's conversation as the `messages` of a training row."""

@@ -102,7 +102,7 @@ class StartingConfig:
     Attributes:
         lines: the settings, in the order of the file.
         seen: what was found, a sentence each: rows, model and card, training.
-        verdict: whether the formula says that it fits; "unknown" where it knows no size.
+        verdict: "fits" by the formula; "unknown" where it knows no size.
         memory_share: upper end of the estimate, as a share of the card's memory; 0 where it is not estimated.
         proposals: models that fit the card, where none was named: (id, parameters, license).
     """
@@ -164,13 +164,11 @@ def choose_held_out_share(rows: int) -> float:
     return max(share, 0.0001)
 
 
-def choose_learning_rate(method: str, parameters: int | None) -> tuple[float, str]:
-    """Return the peak learning rate of a model of this size, and its source."""
+def choose_learning_rate(parameters: int | None) -> tuple[float, str]:
+    """Return the peak learning rate of LoRA for a model of this size, and its source."""
     if parameters is not None and parameters < NANO_PARAMETERS:
         return 5e-3, "for a model of a few million parameters only"
     large = parameters is not None and parameters > LARGE_PARAMETERS
-    if method == "full":
-        return (1e-5 if large else 2e-5), "full fine-tuning: Alpaca's for 7B, half of it above 30B"
     return (1e-4 if large else 2e-4), "LoRA: QLoRA's (arXiv:2305.14314, table 9), half of it above 30B"
 
 
@@ -185,27 +183,53 @@ def build_starting_config(
         recipe: None recognizes it by the columns.
 
     Raises:
-        SureFitError: the rows, the model or the card cannot be used.
+        SureFitError: the rows, the model or the card cannot be used, or the model does not fit the card.
     """
     from surefit.facts.hardware import hardware_facts
 
     found = _recognize(_read(source), recipe)
+    _require_enough(found)
     hardware = hardware_facts(gpu)
-    if model is not None:
-        return _draft(found, model, hardware, gpu)
-    drafts = [(proposal, _draft(found, proposal[0], hardware, gpu)) for proposal in MODELS]
-    if hardware.kind == "cpu":
-        return drafts[-1][1]
-    fitting = [(proposal, draft) for proposal, draft in drafts if draft.verdict == "fits"]
-    if not fitting:
+    if model is None and hardware.kind == "cpu":
+        model = MODELS[-1][0]
+    draft = _draft(found, model, hardware, gpu) if model is not None else None
+    if draft is not None and draft.verdict in ("fits", "unknown"):
+        return draft
+    fitting = _fitting(found, hardware, gpu)
+    names = ", ".join(proposal[0] for proposal, _ in fitting[:PROPOSED])
+    if draft is not None or not fitting:
         raise ConfigError(
-            f"no model of the catalogue fits {hardware.name} with these rows",
+            draft.seen[1] if draft else f"no model of the catalogue fits {hardware.name} with these rows",
             code="E8046",
             field="--model",
-            help="name a smaller model with --model, or a larger card with --gpu",
+            help=f"these fit: {names}; or name a larger card with --gpu"
+            if fitting
+            else "name a larger card with --gpu",
         )
-    fitting.sort(key=lambda choice: choice[1].memory_share > ROOMY)  # a stable sort: the largest of each kind first
     return replace(fitting[0][1], proposals=[proposal for proposal, _ in fitting[:PROPOSED]])
+
+
+def _fitting(found: FoundRows, hardware: HardwareFacts, gpu: str) -> list[tuple[tuple[str, str, str], StartingConfig]]:
+    """Return the proposed models that fit, each with its config: those that leave room first, the largest first."""
+    drafts = [(proposal, _draft(found, proposal[0], hardware, gpu)) for proposal in MODELS]
+    fitting = [(proposal, draft) for proposal, draft in drafts if draft.verdict == "fits"]
+    return sorted(fitting, key=lambda choice: choice[1].memory_share > ROOMY)
+
+
+def _require_enough(found: FoundRows) -> None:
+    """Raise if the rows are too few to hold some out, which merging and scoring need.
+
+    Raises:
+        DataError: there are fewer than `FEWEST_HELD_OUT` rows.
+    """
+    if found.rows.total < FEWEST_HELD_OUT:
+        raise DataError(
+            f"{plural(found.rows.total, 'row')}: too few to train on and to hold some out",
+            code="E8049",
+            path=found.rows.source,
+            field="--data",
+            help=f"collect {FEWEST_HELD_OUT} rows or more; hundreds are usual",
+        )
 
 
 def _read(source: str) -> Rows:
@@ -316,7 +340,7 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str) -> S
     batch = choose_global_batch_size(kept)
     epochs = choose_epochs(kept, batch)
     steps = optimizer_steps(kept, epochs, batch, None)
-    rate, rate_why = choose_learning_rate("lora", facts.parameters)
+    rate, rate_why = choose_learning_rate(facts.parameters)
     epochs_why = (
         f"{steps:,} steps: {EPOCHS} epochs, up to {MOST_EPOCHS} to reach {FEWEST_STEPS} steps, fewer above "
         f"{MOST_EXAMPLES:,} rows"

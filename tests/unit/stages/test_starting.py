@@ -10,6 +10,9 @@ import pytest
 
 from surefit.config.load import load_text
 from surefit.core.errors import ConfigError, DataError
+from surefit.facts.hardware import hardware_facts
+from surefit.facts.model import model_facts
+from surefit.plan.memory_interval import closed_form_estimate, judge_fit
 from surefit.stages.run_context import load_run_context
 from surefit.stages.starting import StartingConfig, build_starting_config
 
@@ -63,21 +66,26 @@ def test_the_config_is_short_valid_and_reads_the_rows(tmp_path, monkeypatch, lay
 
 
 @pytest.mark.parametrize("gpu", ["4090", "h100", "t4", "v100-16", "l40s"])
-@pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen3-32B"])
-def test_what_is_said_to_fit_fits_by_the_formula_and_the_rest_is_said(tmp_path, gpu, model):
-    from surefit.facts.hardware import hardware_facts
-    from surefit.facts.model import model_facts
-    from surefit.plan.memory_interval import closed_form_estimate, judge_fit
-
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-7B-Instruct"])
+def test_what_is_said_to_fit_fits_by_the_formula(tmp_path, gpu, model):
     draft = build_starting_config(write(tmp_path / "rows.jsonl", LAYOUTS["messages"]), model, gpu)
-    loaded = load_text(draft.text, tmp_path / "run.yaml")
-    context = load_run_context(loaded)
+    context = load_run_context(load_text(draft.text, tmp_path / "run.yaml"))
     assert context.resolved is not None
     hardware = hardware_facts(gpu)
     estimate = closed_form_estimate(context.resolved, model_facts(model), hardware)
     assert estimate is not None
-    assert draft.verdict == judge_fit(estimate, hardware.memory_bytes)
-    assert ("not fit" in draft.seen[1]) == (draft.verdict != "fits")
+    assert draft.verdict == judge_fit(estimate, hardware.memory_bytes) == "fits"
+
+
+@pytest.mark.parametrize("gpu", ["t4", "v100-16"])
+def test_a_model_that_does_not_fit_is_an_error_that_names_those_that_do(tmp_path, gpu):
+    source = write(tmp_path / "rows.jsonl", LAYOUTS["messages"])
+    with pytest.raises(ConfigError) as raised:
+        build_starting_config(source, "Qwen/Qwen3-32B", gpu)
+    assert raised.value.field == "--model"
+    proposed = str(raised.value.help).removeprefix("these fit: ").partition(";")[0].split(", ")
+    assert len(proposed) == 3
+    assert {build_starting_config(source, name, gpu).verdict for name in proposed} == {"fits"}
 
 
 def test_without_a_model_the_largest_with_room_is_written_and_others_are_named(tmp_path):
