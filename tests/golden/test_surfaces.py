@@ -112,6 +112,20 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def outputs(directory: Path) -> dict[str, str]:
+    """What every command says, all run in order in one directory, as a user's are: no test needs another test."""
+    said = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        patch.setenv("SUREFIT_CACHE", str(directory / "cache"))
+        patch.setenv("COLUMNS", "120")
+        for name, command in COMMANDS.items():
+            result = CliRunner().invoke(app, command.split())
+            said[name] = f"$ surefit {command}\n{words(result.output, directory)}\nexit code {result.exit_code}"
+    return said
+
+
 def compare(name: str, said: str, update: bool) -> None:
     file = EXPECTED / f"{name}.txt"
     if update:
@@ -120,16 +134,11 @@ def compare(name: str, said: str, update: bool) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_command(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """The commands share one directory, as a user's do: run the whole file."""
-    monkeypatch.chdir(directory)
-    monkeypatch.setenv("SUREFIT_CACHE", str(directory / "cache"))
-    monkeypatch.setenv("COLUMNS", "120")
-    result = CliRunner().invoke(app, COMMANDS[name].split())
-    said = f"$ surefit {COMMANDS[name]}\n{words(result.output, directory)}\nexit code {result.exit_code}"
-    compare(name, said, request.config.getoption("--update-golden"))
+def test_command(name: str, outputs: dict[str, str], request: pytest.FixtureRequest) -> None:
+    compare(name, outputs[name], request.config.getoption("--update-golden"))
 
 
+@pytest.mark.usefixtures("outputs")
 def test_report_page(directory: Path, request: pytest.FixtureRequest) -> None:
     """The page that `report` wrote, without its markup and plots, the model's answers and what names the machine."""
     page = (directory / "runs/one/report.html").read_text(encoding="utf-8")
