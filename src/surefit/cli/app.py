@@ -17,6 +17,7 @@ from surefit.cli.calibrate import calibrate
 from surefit.cli.certify import certify
 from surefit.cli.chat import chat
 from surefit.cli.check import check
+from surefit.cli.command_line import Verb, Verbs
 from surefit.cli.compare import compare
 from surefit.cli.demo import demo
 from surefit.cli.doctor import doctor
@@ -50,6 +51,7 @@ EPILOG = (
 
 app = typer.Typer(
     name="surefit",
+    cls=Verbs,
     help="Fine-tune language models and get it right the first time: check → plan → train → merge → evaluate → report.",
     epilog=EPILOG,
     no_args_is_help=True,
@@ -80,7 +82,7 @@ VERBS = (
 )  # fmt: skip
 """In the order of `surefit --help`."""
 for command in VERBS:
-    app.command(command.__name__.strip("_").replace("_", "-"))(command)
+    app.command(command.__name__.strip("_").replace("_", "-"), cls=Verb)(command)
 app.add_typer(runs, name="runs")
 
 

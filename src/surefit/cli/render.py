@@ -192,21 +192,23 @@ class Output(ProgressListener):
             sys.stdout.flush()
 
     def error(self, error: SureFitError) -> None:
-        """Print a user's error: problem, place, help; never a traceback."""
-        self.log.say(_sanitize_text(f"error: {error}"))
+        """Print a user's error as findings are printed: place, code, problem; then the help. Never a traceback."""
         if self.as_json and self.with_result:
+            self.log.say(_sanitize_text(str(error)))
             self.result(error.as_dict())
             return
         err = Console(stderr=True, highlight=False, soft_wrap=True) if self.rank else self.err
         for problem in (error, *error.also):
-            line = Text(f"error[{problem.code}]" if problem.code else "error", style="bold red")
-            if self.rank:
-                line.append(f" [rank {self.rank}]")
-            line.append(f" {_sanitize_text(problem.where)}" if problem.where else "", style="bold")
-            line.append(f": {_sanitize_text(problem.message)}", style="not bold default")
+            line = Text(f"{_sanitize_text(problem.place)}: " if problem.place else "", style="bold")
+            line.append(f"error[{problem.code}]" if problem.code else "error", style="bold red")
+            line.append(f" [rank {self.rank}]" if self.rank else "")
+            line.append(f" {_sanitize_text(problem.field)}:" if problem.field else "" if problem.code else ":")
+            line.append(f" {_sanitize_text(problem.message)}", style="not bold default")
+            help_text = f"  help: {_sanitize_text(problem.help)}" if problem.help else ""
+            self.log.say(f"{line.plain}\n{help_text}")
             err.print(line)
-            if problem.help:
-                err.print(Text(f"  help: {_sanitize_text(problem.help)}", style="dim"))
+            if help_text:
+                err.print(Text(help_text, style="dim"))
 
     def result(self, value: dict[str, Any]) -> None:
         """Print the one JSON object of `--json`."""

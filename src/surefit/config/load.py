@@ -423,13 +423,33 @@ def _hint(name: str, value: Any, known_keys: list[str]) -> str:
     return _elsewhere(name) or translated or did_you_mean(name, known_keys)
 
 
-def _elsewhere(name: str) -> str:
-    """Name the section to which a misplaced key belongs."""
+def find_section(name: str) -> str | None:
+    """Return the section of the config that has a key of this name.
+
+    >>> find_section("learning_rate"), find_section("gnome")
+    ('train', None)
+    """
     for section, entry in SureFitConfig.model_fields.items():
         inner = _container(entry.annotation)
         if inner not in (None, dict) and name in inner.model_fields:
-            return f"; it belongs under '{section}'"
-    return ""
+            return section
+    return None
+
+
+def is_key(dotted: str) -> bool:
+    """Return whether the config has this key.
+
+    >>> is_key("train.learning_rate"), is_key("output_dir"), is_key("learning_rate")
+    (True, True, False)
+    """
+    section = _section_at(dotted.rpartition(".")[0])
+    return section is not None and dotted.rpartition(".")[2] in section.model_fields
+
+
+def _elsewhere(name: str) -> str:
+    """Name the section to which a misplaced key belongs."""
+    section = find_section(name)
+    return f"; it belongs under '{section}'" if section else ""
 
 
 def _section_at(dotted: str) -> type[BaseModel] | None:

@@ -80,12 +80,14 @@ class SureFitError(Exception):
             error.about(field)
 
     @property
+    def place(self) -> str:
+        """Location as `file:line`; empty where no file is concerned."""
+        return f"{self.path}:{self.line}" if self.path and self.line is not None else self.path or ""
+
+    @property
     def where(self) -> str:
         """Location as `file:line: field`, with the parts that are known."""
-        position = self.path or ""
-        if position and self.line is not None:
-            position += f":{self.line}"
-        return ": ".join(part for part in (position, self.field) if part)
+        return ": ".join(part for part in (self.place, self.field) if part)
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.message}" if self.where else self.message
