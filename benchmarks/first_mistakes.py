@@ -27,7 +27,7 @@ CONFIG = f"""recipe: chat
 model: {{name_or_path: {MODEL}}}
 data: {{train: rows.jsonl, eval: 0.2, max_length: 256}}
 lora: {{r: 8}}
-train: {{learning_rate: 1e-3, num_train_epochs: 60}}
+train: {{learning_rate: 1e-3, num_train_epochs: 6, global_batch_size: 4}}
 output_dir: runs/one
 """
 FLAT = f"model_name: {MODEL}\nlora_r: 16\nlearning_rate: 2e-4\noutput_dir: out\n"
@@ -124,7 +124,7 @@ MISTAKES = [
     Mistake("import of a file that describes no run", "import ds.json",
             {"ds.json": json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4})}),
     Mistake("train with an Axolotl config", "train axolotl.yaml", {"axolotl.yaml": AXOLOTL}, shown=AXOLOTL),
-    wrong("a number in quotes", "num_train_epochs: 60", 'num_train_epochs: "3"'),
+    wrong("a number in quotes", "num_train_epochs: 6", 'num_train_epochs: "3"'),
     Mistake("an unknown GPU", "plan run.yaml --gpu rtx9999"),
     wrong("quantization as other tools write it", MODEL + "}", MODEL + ", quantization: 4bit}"),
     Mistake("no argument", "train"),
@@ -149,7 +149,7 @@ MISTAKES = [
     Mistake("--gpu rtx4080", "plan run.yaml --quick --gpu rtx4080"),
     wrong("a hold-out that is too small", "eval: 0.2", "eval: 0.02"),
     wrong("all weights of a 70B model on one card", f"{{name_or_path: {MODEL}}}",
-          "{name_or_path: meta-llama/Llama-3.1-70B}\nhardware: {gpu: rtx4090}", "check run.yaml --set train.method=full"),
+          "{name_or_path: meta-llama/Llama-3.3-70B-Instruct}\nhardware: {gpu: rtx4090}", "check run.yaml --set train.method=full"),
     Mistake("predict before training", 'predict run.yaml -p "Where is parcel 3?"'),
     wrong("typographic quotes", "train: rows.jsonl", "train: “rows.jsonl”"),
     Mistake("a config and rows with Windows line ends and a byte order mark", "check run.yaml",
@@ -159,7 +159,7 @@ MISTAKES = [
     wrong("an environment variable in a path", "rows.jsonl", "${DATA}/rows.jsonl"),
     Mistake("two configs", "check run.yaml other.yaml", {"other.yaml": CONFIG}),
     wrong("a negative learning rate", "1e-3", "-1e-3"),
-    wrong("no epochs", "num_train_epochs: 60", "num_train_epochs: 0"),
+    wrong("no epochs", "num_train_epochs: 6", "num_train_epochs: 0"),
     wrong("a number of rows as data.eval", "eval: 0.2", "eval: 10"),
     wrong("target_modules without brackets", "r: 8}", "r: 8, target_modules: q_proj,v_proj}"),
     Mistake("a text in place of a config", "check README.md", {"README.md": "# My model\n\nTrain: see *below*.\n- one\n"}),

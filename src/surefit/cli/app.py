@@ -91,7 +91,7 @@ def main() -> None:
     open_closed_streams()
     env.start_children_safely()
     try:
-        app()
+        app(prog_name="surefit")
     except SystemExit as ended:
         if sys.argv[1:2] == ["plan"]:
             exit_now(ended)

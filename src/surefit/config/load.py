@@ -7,7 +7,9 @@ and `no` is false. Anchors are allowed within a bound, tags and duplicate keys a
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import shlex
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,7 +124,7 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
     try:
         config = SureFitConfig.model_validate(with_new_names(tree) if problems else tree)
     except ValidationError as error:
-        problems += [_problem(item, path, lines, overridden) for item in _merge_unions(error)]
+        problems += _list_known_keys_once([_problem(item, path, lines, overridden) for item in _merge_unions(error)])
     if problems or config is None:
         first, *others = problems
         raise ConfigError(
@@ -156,6 +158,7 @@ def _old_names(
 
 def read_config_text(path: Path) -> str:
     """Read a small UTF-8 file's text, with or without a byte-order mark."""
+    require_config_name(path)
     if path.is_dir():
         raise ConfigError(
             "this is a directory, not a config file", code="E2006", path=path, help="name the YAML file in it"
@@ -166,13 +169,7 @@ def read_config_text(path: Path) -> str:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        siblings = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        raise ConfigError(
-            f"no such file{did_you_mean(str(path), siblings)}",
-            code="E2008",
-            path=path,
-            help="`surefit init --data ROWS` writes a config for your rows; `surefit runs` lists your runs",
-        ) from None
+        raise _no_such_config(path) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", code="E2009", path=path, help=os_help(error)) from None
     if len(data) > MAX_BYTES:
@@ -185,6 +182,59 @@ def read_config_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError("not UTF-8 text", code="E2011", path=path, line=line, help="save the file as UTF-8") from None
+
+
+ROW_FILES = re.compile(r"\.(jsonl|csv|tsv|parquet|arrow|penman)(\.gz|\.zst)?", re.IGNORECASE)
+TEXT_FILES = {".md": "a text", ".rst": "a text", ".ipynb": "a notebook", ".html": "a page", ".pdf": "a document",
+              ".safetensors": "a file of weights", ".gguf": "a model", ".bin": "a binary file",
+              ".pt": "a file of weights"}  # fmt: skip
+"""Ending → what such a file is: never a config."""
+
+
+def require_config_name(path: Path) -> None:
+    """Raise if a file's ending says that it is no config but rows, a model or a text.
+
+    Raises:
+        ConfigError: with the commands that such a file is for.
+    """
+    name = shlex.quote(str(path))
+    if ROW_FILES.fullmatch("".join(path.suffixes[-2:])) or ROW_FILES.fullmatch(path.suffix):
+        raise ConfigError(
+            "this is a file of rows, not a config",
+            code="E2700",
+            path=path,
+            help=f"`surefit audit {name}` looks at the rows; `surefit init --data {name}` writes a config for them",
+        )
+    if kind := TEXT_FILES.get(path.suffix.lower()):
+        raise ConfigError(
+            f"this is {kind}, not a config",
+            code="E2701",
+            path=path,
+            help="name a YAML file: `surefit init --data ROWS` writes one for your rows",
+        )
+
+
+def _no_such_config(path: Path) -> ConfigError:
+    """Return the error for a config that does not exist; the name may be meant as a run's or a model's."""
+    init = "`surefit init --data ROWS` writes a config for your rows"
+    if path.suffix.lower() in (".yaml", ".yml", ".json", ".py"):
+        siblings = [str(p) for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        return ConfigError(
+            f"no such file{did_you_mean(str(path), siblings)}",
+            code="E2008",
+            path=path,
+            help=f"{init}; `surefit runs` lists your runs",
+        )
+    siblings = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
+    help_text = f"{init}; `surefit runs` lists your runs"
+    if not siblings and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not str(path).startswith(("runs/", "./")):
+        help_text = f"a model of the hub is named in a config: surefit init --data ROWS --model {path}"
+    return ConfigError(
+        f"there is no config file or run directory of this name{did_you_mean(str(path), siblings)}",
+        code="E2702",
+        path=path,
+        help=help_text,
+    )
 
 
 def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | None = None) -> tuple[Any, dict[str, int]]:
@@ -220,8 +270,13 @@ def compose_yaml(text: str) -> yaml.Node | None:
     return node
 
 
+NO_VARIABLES = "a config's ${…} is not replaced: write the path itself, or on the command line --set data.train=$DIR/rows.jsonl"
+
+
 def _yaml_help(text: str, line: int | None) -> str:
     rows = text.splitlines()
+    if line and any("${" in row for row in rows[max(0, line - 2) : line]):
+        return NO_VARIABLES
     if line and any("\t" in row for row in rows[max(0, line - 2) : line]):
         return "indent with spaces: YAML does not allow tabs"
     return "check indentation, quotes and brackets at and above this line"
@@ -373,6 +428,9 @@ def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden
     """Convert a pydantic error to a ConfigError in the user's terms."""
     dotted: str = item["dotted"]
     message, help_text = _explain(item)
+    if item["type"] == "missing" and dotted == "output_dir":
+        name = re.sub(r"[^\w.-]", "-", path.stem)
+        help_text = f"add the run's directory: output_dir: runs/{name}"
     nearest = dotted
     while nearest and nearest not in lines:
         nearest = nearest.rpartition(".")[0]
@@ -387,7 +445,12 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
     if item["type"] == "extra_forbidden":
         section_class = _section_at(section)
         known_keys = list(section_class.model_fields) if section_class else []
-        return f"unknown key{_hint(name, value, known_keys)}", f"known here: {', '.join(known_keys)}"
+        if value is None and not section_class:
+            return "unknown key", None
+        if value is None and name.isidentifier() and section:
+            return "unknown key", f"a comma inside {{ }} begins a new key: write a list in brackets, such as [x, {name}]"
+        hint = _hint(name, value, known_keys)
+        return f"unknown key{hint}", None if hint else f"{KNOWN_KEYS}{', '.join(known_keys)}"
     expected = expected_text(dotted)
     if item["type"] == "missing":
         return "missing", f"add {name}: {EXAMPLES.get(dotted, expected)}"
@@ -401,15 +464,28 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
         first = value[0] if isinstance(value, list) and value else value
         placeholder = "why" if dotted == "lint.ignore" else "…"
         return f"expected {expected}, got {_shape(value)}", f'write {name}: {{{first or "NAME"}: "{placeholder}"}}'
-    return f"expected {expected}, got {_shape(value)}", _value_help(value)
+    return f"expected {expected}, got {_shape(value)}", _value_help(dotted, value, expected)
 
 
+def _list_known_keys_once(problems: Iterable[ConfigError]) -> list[ConfigError]:
+    """Return the problems, with a section's list of known keys only at the first of its unknown keys."""
+    listed: set[str] = set()
+    problems = list(problems)
+    for problem in problems:
+        if problem.help is not None and problem.help.startswith(KNOWN_KEYS):
+            if problem.help in listed:
+                problem.help = None
+            else:
+                listed.add(problem.help)
+    return problems
+
+
+KNOWN_KEYS = "known here: "
 EXAMPLES = {
     "model": "{name_or_path: Qwen/Qwen2.5-0.5B-Instruct}",
     "model.name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
     "data": "{train: train.jsonl}",
     "data.train": "train.jsonl",
-    "output_dir": "runs/first",
 }
 """Example values of required keys."""
 
@@ -514,11 +590,22 @@ def _shape(value: Any) -> str:
     return f"a mapping: {text}" if isinstance(value, dict) else text
 
 
-def _value_help(value: Any) -> str | None:
+def _value_help(dotted: str, value: Any, expected: str) -> str | None:
+    if dotted == "data.eval" and isinstance(value, int | float):
+        return "write a share of the rows, such as 0.1, or the name of a file of rows to score on"
+    if dotted == "data.train" and isinstance(value, list) and len(value) > 1:
+        more = ", ".join(f"{json.dumps(str(name))}: 1" for name in value[1:])
+        return f"name one here and the others, with their passes per epoch, in mix: {{{more}}}; or a pattern: data/*.jsonl"
+    if dotted == "model.quantization":
+        return "nf4 stores the frozen weights in 4 bits (QLoRA), fp8 in 8"
+    if isinstance(value, str) and re.search(r"\$\{?\w", value):
+        return NO_VARIABLES
     if isinstance(value, list) and len(value) == 1:
         return f"write {value[0]!r} without the brackets"
     if isinstance(value, str) and value.endswith(","):
         return "remove the comma at the end: it turns the number into a string"
     if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9][0-9_,]*(\.[0-9]+)?", value):
         return "write the number without quotes, commas or underscores"
+    if isinstance(value, str) and re.match(r"(?:'auto' or )?a (whole )?number", expected):
+        return "write a number, such as 2e-4" if "whole" not in expected else "write a whole number"
     return None

@@ -57,7 +57,8 @@ def get_recipe(name: str) -> TaskRecipe:
         f"there is no recipe {name!r}{did_you_mean(name, names)}",
         code="E7083",
         field="recipe",
-        help=f"known recipes: {', '.join(names)}; a package adds its own as an entry point in {ENTRY_POINT_GROUP!r}",
+        help=f"chat is for conversations, instructions and all else without a recipe of its own; the others: "
+        f"{', '.join(name for name in names if name != 'chat')}; `surefit init --list` says what each is for",
     )
 
 

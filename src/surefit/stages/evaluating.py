@@ -58,7 +58,7 @@ def evaluation_config(run: CheckedRun, variants: Sequence[str] | None) -> SureFi
     """
     config = run.resolved.config
     if is_trained_model_scored(variants):
-        require_trained(run.run)
+        require_trained(run.run, run.loaded.path)
     elif not _has_scored_result(run.run):
         return config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
     return config

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_INTERRUPTED, EXIT_USAGE, ConfigError, DataError, SureFitError
 from surefit.core.rundir import RunDir
+from surefit.core.units import shell_quote
 from surefit.stages.progress_listener import ProgressListener
 
 
@@ -75,13 +77,21 @@ def is_trained(directory: RunDir) -> bool:
     return directory.adapter.exists() or directory.model.exists()
 
 
-def require_trained(directory: RunDir) -> None:
+def require_trained(directory: RunDir, config: Path | None = None) -> None:
     """Raise if nothing is trained yet.
+
+    Args:
+        config: the file that the run is trained from, for the message.
 
     Raises:
         ConfigError: nothing is trained yet.
     """
     if not is_trained(directory):
+        if config is None or config == directory.resolved:
+            config = directory.path
         raise ConfigError(
-            "this run has not been trained yet", code="E8021", path=directory.path, help="run `surefit train` first"
+            "this run has not been trained yet",
+            code="E8021",
+            path=directory.path,
+            help=f"train it first: surefit train {shell_quote(config)}",
         )

@@ -73,7 +73,7 @@ def merge_run(run: CheckedRun, watcher: ProgressListener, into: str = "auto") ->
     from surefit.model.saved import load_run_tokenizer
 
     config = run.resolved.config
-    require_trained(run.run)
+    require_trained(run.run, run.loaded.path)
     require_inputs_apart(run, run.run.merged, run.run.certificate)
     if config.train.method == "lora":
         _require_matrices(run.model)

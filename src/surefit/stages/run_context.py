@@ -15,6 +15,8 @@ from surefit.config.world import LaunchedProcesses
 from surefit.core import env
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.rundir import RunDir, read_json
+from surefit.core.units import shell_quote
+from surefit.stages.events import require_trained
 from surefit.stages.run_sources import RunSources
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from surefit.task import TaskRecipe
 
 T = TypeVar("T")
+TOOL_NAMES = {"axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "Accelerate",
+              "deepspeed": "DeepSpeed", "peft": "PEFT"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ def load_run_context(
     from surefit.plan.memory_interval import closed_form_upper_bound
 
     adopted = apply_launcher_files(
-        target if isinstance(target, LoadedConfig) else load_config(find_config_file(target), overrides or ())
+        target if isinstance(target, LoadedConfig) else _load_own_config(find_config_file(target), overrides or ())
     )
     loaded = adopted.loaded
     config = loaded.config
@@ -168,6 +172,40 @@ def load_run_context(
                 )
     return RunContext(
         loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look, sources
+    )
+
+
+def _load_own_config(path: Path, overrides: Sequence[str]) -> LoadedConfig:
+    """Load a config; a file of another tool is named as such, instead of its keys one by one.
+
+    Raises:
+        ConfigError: it is not a valid config of SureFit's.
+    """
+    try:
+        return load_config(path, overrides)
+    except ConfigError as error:
+        if error.code == "E2018" and error.also and (other := _other_tools_config(path)) is not None:
+            raise other from None
+        raise
+
+
+def _other_tools_config(path: Path) -> ConfigError | None:
+    """Return the error for a config of another tool, or for one without sections; None if it is meant for SureFit."""
+    from surefit.importers import detect_tool
+
+    try:
+        tool = detect_tool(path)
+    except ConfigError as error:
+        return error if error.code == "E3550" else None
+    if tool == "surefit":
+        return None
+    name = shell_quote(path)
+    written = shell_quote(f"{path.stem}-surefit.yaml")
+    return ConfigError(
+        f"this is a config of {TOOL_NAMES.get(tool, tool)}, not of SureFit",
+        code="E8702",
+        path=path,
+        help=f"surefit import {name} --output {written} makes a config of it; surefit check {name} checks it as it is",
     )
 
 
@@ -427,8 +465,12 @@ def find_run_directory(target: Path) -> RunDir:
     Raises:
         ConfigError: there is no run in it.
     """
-    run = RunDir(target if target.is_dir() else Path(load_config(target).config.output_dir))
-    _resolved_config(run.path)
+    if target.is_dir():
+        _resolved_config(target)
+        return RunDir(target)
+    run = RunDir(Path(load_config(target).config.output_dir))
+    if not run.resolved.exists():
+        require_trained(run, target)
     return run
 
 
@@ -452,7 +494,8 @@ def find_config_file(target: Path) -> Path:
 def _resolved_config(directory: Path) -> Path:
     run = RunDir(directory)
     if not run.resolved.exists():
-        help_text = "name a config file, or train first: `surefit train CONFIG`"
+        configs = sorted(directory.glob("*.y*ml"))
+        help_text = f"name the config in it: {configs[0]}" if configs else "name a config file, or a run's directory"
         raise ConfigError(
             "this is not a run directory: there is no resolved.yaml", code="E8031", path=directory, help=help_text
         )

@@ -111,6 +111,10 @@ def _missing(text: str, path: Path) -> DataError:
     if path.is_symlink():
         return DataError(f"a broken link to {os.readlink(path)}", code="E4700", path=path, help="name the file itself")
     help_text = f"relative paths start at the current directory; {hub}"
+    if "$" in text:
+        help_text = "a config's variables are not replaced: write the path itself, or --set data.train=$DIR/rows.jsonl"
+    if text[0] in "“”„‘’'\"`":
+        help_text = f"the quotes {text[0]} are a part of the name: write it without them"
     if not os.path.isdir(path.parent):
         return DataError(f"no such file: there is no directory {path.parent}", code="E4118", path=path, help=help_text)
     entries = [entry for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]

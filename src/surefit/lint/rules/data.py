@@ -229,7 +229,7 @@ def held_out_too_small(context: LintContext, config: SureFitConfig) -> Iterator[
         return  # the share is SureFit's default, and not part of another tool's run
     rows = context.dataset.divided if context.dataset else None
     if share and rows and round(share * rows) < SMALL_EVALUATION:
-        larger_share = min(0.5, 50 / rows)
+        larger_share = min(0.2, 50 / rows)
         share_suffices = larger_share * rows >= SMALL_EVALUATION
         yield Finding(
             field="data.eval",

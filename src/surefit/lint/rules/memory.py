@@ -10,7 +10,7 @@ from surefit.config.oom_ladder import as_arguments, lowest_rung
 from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_processes, parallel_candidates, with_parallel_settings
-from surefit.core.units import bytes_text
+from surefit.core.units import bytes_text, plural
 from surefit.facts.eval_prompts import EvalPromptFacts
 from surefit.facts.generation import (
     estimate_generation_memory,
@@ -315,7 +315,7 @@ def _too_large_to_answer(
     training_text = f", on top of {bytes_text(training_bytes)} for training" if training_bytes else ""
     return Finding(
         field="evaluate.batch_size",
-        message=f"a batch of {estimate.rows} prompts with up to {estimate.prompt:,} tokens needs up to "
+        message=f"a batch of {plural(estimate.rows, 'prompt')} with up to {estimate.prompt:,} tokens needs up to "
         f"{bytes_text(needed_bytes)} (weights {bytes_text(weights)}, KV cache "
         f"{bytes_text(estimate.cache)}){training_text}, but {hardware.name} has {bytes_text(room)}",
         help=help_text,
