@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from surefit.cli.exits import run_verb
-from surefit.cli.findings import UNREAD, say_report, skipped_rules_note
+from surefit.cli.findings import UNREAD, say_report
 from surefit.cli.options import ConfigFile, Json, Overrides
 from surefit.cli.render import Output
 from surefit.core.errors import ConfigError, DataError, SureFitError
@@ -100,6 +100,8 @@ def check_and_show(out: Output, context: RunContext) -> int:
 
 
 def _say_check(out: Output, context: RunContext, report: dict[str, Any], show: int = 0, style: str = "text") -> int:
+    from surefit.data.read.sources import is_local
+
     if show:
         _show_examples(out, context, show)
     notes = [*context.adopted.lines(), *_not_looked_at(context, report)]
@@ -109,7 +111,9 @@ def _say_check(out: Output, context: RunContext, report: dict[str, Any], show: i
             f"{plural(fixable, 'finding')} with one right answer: "
             f"`surefit check {shell_quote(context.loaded.path)} --fix`"
         )
-    return say_report(out, report, context.loaded.path, notes, style)
+    failed = any(finding["severity"] == "error" for finding in report["findings"])
+    unread = context.rows is None and is_local(context.loaded.config.data.train) and not context.prepared
+    return say_report(out, report, context.loaded.path, notes, style, "unreadable" if failed or unread else "elsewhere")
 
 
 def _not_looked_at(context: RunContext, report: dict[str, Any]) -> list[str]:
@@ -141,7 +145,7 @@ def _not_looked_at(context: RunContext, report: dict[str, Any]) -> list[str]:
             f"compared {rendered['rows']} of {rendered['of']} rows with what the model gets of them; "
             "`surefit audit` compares all"
         )
-    return [*notes, *skipped_rules_note(report["skipped"])]
+    return notes
 
 
 def _show_examples(out: Output, context: RunContext, count: int) -> None:

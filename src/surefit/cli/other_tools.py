@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from surefit import __version__
-from surefit.cli.findings import say_report, skipped_rules_note
+from surefit.cli.findings import say_report
 from surefit.config.resolve import ResolvedConfig, resolve_config
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.units import plural, shell_quote
@@ -85,8 +85,7 @@ def check_other_tool_config(
     }
     for finding in report["findings"]:
         finding["fix"] = None  # SureFit does not edit other tools' files
-    notes += skipped_rules_note(report["skipped"])
-    return say_report(out, report, target, [*_not_looked_at(imported.lost), *notes], style)
+    return say_report(out, report, target, [*_not_looked_at(imported.lost), *notes], style, "unread")
 
 
 def run_applicable_rules(found: ImportedConfig, rules: Sequence[Rule]) -> tuple[LintResult, list[str]]:

@@ -23,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from surefit.config.load import OVERRIDE
 from surefit.core.env import redact
 from surefit.core.errors import SureFitError
 from surefit.core.progress import OnProgress
@@ -172,10 +173,11 @@ class Output(ProgressListener):
         """Print findings the way compilers do: place, code, problem; then the help."""
         for finding in findings:
             place = ":".join(str(finding[key]) for key in ("path", "line") if finding[key])
+            place, field = _place_and_field(place, finding["field"])
             head = Text()
             head.append(f"{_sanitize_text(place)}: " if place else "", style="bold")
             head.append(f"{finding['severity']}[{finding['code']}]", style=SEVERITY_STYLE[finding["severity"]])
-            head.append(f" {_sanitize_text(finding['field'])}: " if finding["field"] else " ")
+            head.append(f" {_sanitize_text(field)}: " if field else " ")
             head.append(_sanitize_text(finding["message"]))
             help_text = f"  help: {_sanitize_text(finding['help'])}" if finding["help"] else ""
             self.log.say(f"{head.plain}\n{help_text}")
@@ -199,10 +201,11 @@ class Output(ProgressListener):
             return
         err = Console(stderr=True, highlight=False, soft_wrap=True) if self.rank else self.err
         for problem in (error, *error.also):
-            line = Text(f"{_sanitize_text(problem.place)}: " if problem.place else "", style="bold")
+            place, field = _place_and_field(problem.place, problem.field)
+            line = Text(f"{_sanitize_text(place)}: " if place else "", style="bold")
             line.append(f"error[{problem.code}]" if problem.code else "error", style="bold red")
             line.append(f" [rank {self.rank}]" if self.rank else "")
-            line.append(f" {_sanitize_text(problem.field)}:" if problem.field else "" if problem.code else ":")
+            line.append(f" {_sanitize_text(field)}:" if field else "" if problem.code else ":")
             line.append(f" {_sanitize_text(problem.message)}", style="not bold default")
             help_text = f"  help: {_sanitize_text(problem.help)}" if problem.help else ""
             self.log.say(f"{line.plain}\n{help_text}")
@@ -269,6 +272,15 @@ def make_encodable() -> None:
     """Let stdout write characters missing in its encoding (`PYTHONIOENCODING`, a C locale) as `\\u2192`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _place_and_field(place: str, field: str | None) -> tuple[str, str | None]:
+    """Return what stands before the code and after it: only a file is a place, and --set is none.
+
+    >>> _place_and_field("run.yaml:3", "train.max_steps"), _place_and_field("--set", "train.max_steps")
+    (('run.yaml:3', 'train.max_steps'), ('', '--set train.max_steps'))
+    """
+    return ("", f"{OVERRIDE} {field}" if field else OVERRIDE) if place == OVERRIDE else (place, field)
 
 
 def _sanitize_text(text: str) -> str:

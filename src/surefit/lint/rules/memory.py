@@ -28,6 +28,8 @@ from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE
 
 PER_ROW = ("gather", "loss", "backward")
 """Moments of a step whose memory grows with the length of the rows."""
+NF4_BYTES = 0.55
+"""Bytes per parameter of 4-bit storage, its scales and the layers that are not quantized included."""
 ROOM = 0.9
 """Share of the memory that suggested settings may fill by `fullest_moment_bytes`, which is a lower bound."""
 SMALL_SHARE = 0.05
@@ -60,8 +62,20 @@ def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Hardware
         [term for term in memory_terms(resolved, model, hardware.compute_capability) if term.moment not in PER_ROW],
         hardware,
         "train.method" if full else "model.name_or_path",
-        "set train.method: lora" if full else "use a smaller model or a larger GPU",
+        _way_to_fit(resolved.config, model, hardware) if full else "use a smaller model or a larger GPU",
     )
+
+
+def _way_to_fit(config: SureFitConfig, model: ModelFacts, hardware: HardwareFacts) -> str:
+    """Return what fits in place of training all weights: LoRA, if the frozen weights fit, in 4 bits if need be."""
+    parameters, memory = model.parameters, hardware.memory_bytes
+    if parameters is None or memory is None:
+        return "set train.method: lora"
+    if parameters * DTYPE_BYTES.get(str(config.model.dtype), 2) < ROOM * memory:
+        return "set train.method: lora"
+    if parameters * NF4_BYTES < ROOM * memory and hardware.kind == "cuda":
+        return "set train.method: lora and model.quantization: nf4"
+    return "use a smaller model or a larger GPU: not even LoRA over 4-bit weights fits"
 
 
 @rule("MEM002", "logits-do-not-fit", severity="warning")
@@ -309,7 +323,7 @@ def _too_large_to_answer(
     if held is not None and not fitting_batch:
         help_text = "set evaluate.in_training: false, and score after training: surefit evaluate"
     elif weights > room:
-        help_text = "use a larger GPU or several (hardware.count), or score the adapter only: --variant adapter"
+        help_text = "use a smaller model, a larger GPU or several (hardware.count)"
     elif not fitting_batch:
         help_text = "write 1, with evaluate.prefill_chunk: 2048, or score shorter prompts"
     training_text = f", on top of {bytes_text(training_bytes)} for training" if training_bytes else ""

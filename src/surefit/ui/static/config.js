@@ -58,9 +58,10 @@ const check = latest(350, async (signal) => {
   }
   const count = (severity) => answer.findings.filter((one) => one.severity === severity).length;
   marked = new Set(answer.findings.map((one) => one.line));
+  const skipped = answer.skipped ? `; ${answer.skipped}` : "";
   byId("tally").textContent = answer.findings.length
-    ? `${plural(count("error"), "error")}, ${plural(count("warning"), "warning")}, ${count("info")} info`
-    : `No problem found by ${answer.rules} rules.`;
+    ? `${plural(count("error"), "error")}, ${plural(count("warning"), "warning")}, ${count("info")} info${skipped}`
+    : `No problem found by ${answer.rules} rules${skipped}.`;
   byId("findings").replaceChildren(...answer.findings.map(finding));
   fill(answer.values);
   number();
