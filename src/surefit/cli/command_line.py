@@ -42,13 +42,15 @@ OPTIONS = {
     "-d": "--set data.train=", "--data": "--set data.train=", "--dataset": "--set data.train=",
     "-o": "--set output_dir=", "--output": "--set output_dir=",
     "--batch-size": "--set train.per_device_train_batch_size=",
-    "--epochs": "--set train.num_train_epochs=", "--num-gpus": "--gpus", "--nproc": "--gpus", "--nproc-per-node": "--gpus",
+    "--epochs": "--set train.num_train_epochs=", "--num-gpus": "--gpus",
+    "--nproc": "--gpus", "--nproc-per-node": "--gpus",
     "--force": "--overwrite", "-f": "--overwrite", "--continue": "--resume", "--resume-from-checkpoint": "--resume",
     "--verbose": "", "-v": "", "--debug": "", "--device": "--set hardware.gpu=", "--gpu": "--set hardware.gpu=",
 }  # fmt: skip
 """Option of other tools → how it is written here, unless the verb has an option of that name."""
 EXAMPLES = {
-    "CONFIG": "run.yaml", "TARGET": "run.yaml", "RUN": "runs/first", "CONFIG|DATA": "train.jsonl", "FILE": "axolotl.yaml",
+    "CONFIG": "run.yaml", "TARGET": "run.yaml", "RUN": "runs/first", "CONFIG|DATA": "train.jsonl",
+    "FILE": "axolotl.yaml",
     "CODE": "SCH001",
 }  # fmt: skip
 """Name of an argument → an example of it."""
@@ -137,7 +139,9 @@ def _no_such_option(option: str, args: list[str], ctx: Any) -> ConfigError:
     sets_values = "--set" in options
     written = OPTIONS.get(option)
     if written == "CONFIG":
-        return ConfigError(message, code="E1702", help=f"the config comes without it: surefit {verb} {value or 'run.yaml'}")
+        return ConfigError(
+            message, code="E1702", help=f"the config comes without it: surefit {verb} {value or 'run.yaml'}"
+        )
     if written == "":
         return ConfigError(message, code="E1703", help="every command says all it knows; RUN/log.txt has it with times")
     if written in options:
@@ -145,7 +149,9 @@ def _no_such_option(option: str, args: list[str], ctx: Any) -> ConfigError:
     close = did_you_mean(option, options)
     if sets_values and not close and (key := _config_key(option)) is not None:
         sentence = f"write --set {key}" if "=" in key else f"write {shell_quote_set(key, value)}"
-        return ConfigError(message, code="E1705", help=f"it is a value of the config: {sentence}, or set it in the file")
+        return ConfigError(
+            message, code="E1705", help=f"it is a value of the config: {sentence}, or set it in the file"
+        )
     return ConfigError(f"{message}{close}", code="E1706", help=_all_options(ctx))
 
 
@@ -188,8 +194,8 @@ def _config_key(option: str) -> str | None:
     written = OPTIONS.get(option, "")
     if written.startswith("--set "):
         return written.removeprefix("--set ").rstrip("=")
-    target = FLAT.get(name) or describe_tool_key(name, True)[0]
-    key, _, value = target.partition(": ")
+    written = describe_tool_key(name, True)[1].rpartition(" as ")[2]
+    key, _, value = (FLAT.get(name) or written).partition(",")[0].partition(": ")
     if is_key(name):
         return name
     if key and is_key(key):
@@ -225,4 +231,4 @@ def _lower_first(text: str) -> str:
     >>> _lower_first("A run."), _lower_first("RUN, or a baseline")
     ('a run.', 'RUN, or a baseline')
     """
-    return text if text[:2].isupper() else text[0].lower() + text[1:]
+    return text if text[1:2].isupper() else text[0].lower() + text[1:]

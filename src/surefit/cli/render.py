@@ -14,10 +14,12 @@ import os
 import string
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -36,6 +38,20 @@ BAR_WIDTH = 76
 """Cells of a bar: with its ends it fits in a line of 80."""
 BAR_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+LEAST_BAR, LARGEST_BAR = 6, 24
+"""Cells of the bar on a terminal of up to 48, and of 192 and more columns."""
+SEPARATOR = " · "
+
+
+class ProgressLine(NamedTuple):
+    """The parts of a line, in order: the label, the bar's two parts in cells, and the text after it."""
+
+    label: str
+    filled: int
+    empty: int
+    text: str
 
 
 class _Console(Console):
@@ -60,6 +76,8 @@ class Output(ProgressListener):
         self.log = log or RunLog()
         self.as_json, self.rank = as_json and rank == 0, rank
         self.with_result = with_result
+        self.started = time.monotonic()
+        self._training: _ProgressDisplay | None = None
         self.out = _Console(highlight=False, soft_wrap=True, quiet=rank > 0)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True, quiet=rank > 0)
 
@@ -223,49 +241,103 @@ class Output(ProgressListener):
     @contextlib.contextmanager
     def training_progress(self) -> Iterator[OnStep]:
         """Yield `on_step(state)`: progress of training, with the ETA that the training loop computes."""
-        with self.progress("training", with_eta=False) as on_progress:
-            yield lambda state: on_progress(
-                state.step, state.total_steps, f"ETA {duration_text(state.eta_seconds)} · {state.text}"
-            )
+        with self._display("training", with_eta=False) as display:
+            self._training = display
+            try:
+                yield lambda state: display(state.step, state.total_steps, f"{state.eta_text}{SEPARATOR}{state.text}")
+            finally:
+                self._training = None
+
+    def training_phase(self, label: str, step: int, total_steps: int) -> None:
+        if self._training is not None:
+            self._training.begin(label, step, total_steps)
 
     @contextlib.contextmanager
-    def progress(self, label: str, with_eta: bool = True) -> Iterator[OnProgress]:
-        """Yield `on_progress(done, total, text)`: a bar with ETA on a terminal, occasional lines elsewhere.
-
-        Args:
-            with_eta: show an ETA from the pace so far; otherwise the text has it.
-        """
-        if self.err.is_terminal and not self.as_json:
-            update_log = PlainProgress(label, lambda text: self.log.say(_sanitize_text(text)), with_eta)
-            with self._bar(label, with_eta) as update_bar:
-
-                def both(done: int, total: int, text: str) -> None:
-                    update_bar(done, total, text)
-                    update_log(done, total, text)
-
-                yield both
-        else:
-            yield PlainProgress(label, self.note, with_eta)
+    def progress(self, label: str) -> Iterator[OnProgress]:
+        """Yield `on_progress(done, total, text)`: a bar with ETA on a terminal, occasional lines elsewhere."""
+        with self._display(label) as display:
+            yield display
 
     @contextlib.contextmanager
-    def _bar(self, label: str, with_eta: bool) -> Iterator[OnProgress]:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    def _display(self, label: str, with_eta: bool = True) -> Iterator[_ProgressDisplay]:
+        """Yield a display; without `with_eta`, the text of each call begins with the time left."""
+        if not self.err.is_terminal or self.as_json:
+            yield _ProgressDisplay(PlainProgress(label, self.note, with_eta))
+            return
+        from rich.progress import Progress, ProgressColumn, Task
+        from rich.table import Column
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(),
-            *((TextColumn("ETA"), TimeRemainingColumn()) if with_eta else ()),
-            TextColumn("{task.fields[detail]}"),
-        )
-        with Progress(*columns, console=self.err, transient=True) as bar:
-            task = bar.add_task(escape(label), total=1, detail="", start=True)
+        console = self.err
 
-            def update(done: int, total: int, text: str) -> None:
-                bar.update(task, completed=done, total=total, detail=escape(_sanitize_text(text)))
+        class Line(ProgressColumn):
+            """The whole line: columns of rich's own would all shrink alike, the counter too."""
 
-            yield update
+            def render(self, task: Task) -> Text:
+                return _progress_text(task, console.width, with_eta)
+
+        lines = PlainProgress(label, lambda text: self.log.say(_sanitize_text(text)), with_eta)
+        with Progress(Line(table_column=Column(no_wrap=True)), console=console, transient=True) as bar:
+            yield _ProgressDisplay(lines, bar, bar.add_task(label, total=1, detail=""))
+
+
+class _ProgressDisplay:
+    """A piece of work on the screen: a bar on a terminal, and lines in a pipe or in the run's log."""
+
+    def __init__(self, lines: PlainProgress, bar: Any = None, task: Any = None) -> None:
+        self.lines, self.bar, self.task = lines, bar, task
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, total=total, detail=_sanitize_text(text))
+        self.lines(done, total, text)
+
+    def begin(self, label: str, done: int, total: int) -> None:
+        """Show that a part of the work begins, of which nothing but the time it takes is known."""
+        self.lines.label = label
+        if self.bar is not None:
+            self.bar.update(self.task, description=label, completed=done, total=total, detail="")
+
+
+def _progress_text(task: Any, width: int, with_eta: bool) -> Text:
+    left, _, details = task.fields["detail"].partition(SEPARATOR)
+    if with_eta:
+        left, details = "", task.fields["detail"]
+        if task.time_remaining is not None and task.completed:
+            left = f"ETA {duration_text(task.time_remaining)}"
+    left = left or duration_text(task.elapsed or 0.0)
+    line = fit_progress_line(width, task.description, task.completed, task.total or 0, left, details)
+    text = Text(line.label, no_wrap=True)
+    text.append("━" * line.filled, style="green").append("━" * line.empty, style="bright_black")
+    return text.append(line.text)
+
+
+def fit_progress_line(width: int, label: str, done: float, total: float, left: str, details: str = "") -> ProgressLine:
+    """Return the parts of a progress line of at most `width` cells.
+
+    Args:
+        left: the time left or spent; it stays at any width, as the bar and the counter do.
+        details: further parts, joined by ` · `, the most important first; those that do not fit are left out.
+
+    >>> fit_progress_line(40, "training", 6, 12, "ETA 17.9 s", "loss 1.8906 · held-out 2.1129 (step 4)")
+    ProgressLine(label='training ', filled=3, empty=3, text=' 6/12 ETA 17.9 s')
+    >>> fit_progress_line(80, "training", 6, 12, "ETA 17.9 s", "loss 1.8906 · held-out 2.1129 (step 4)").text
+    ' 6/12 ETA 17.9 s · loss 1.8906'
+    """
+    bar = min(LARGEST_BAR, max(LEAST_BAR, width // 8))
+    text = f" {done:.0f}/{total:.0f} {left}"
+    room = width - bar - cell_len(text)
+    shown = f"{label} " if cell_len(label) < room else ""
+    room -= cell_len(shown)
+    for number, part in enumerate(filter(None, details.split(SEPARATOR))):
+        if cell_len(SEPARATOR + part) <= room:
+            text += SEPARATOR + part
+            room -= cell_len(SEPARATOR + part)
+            continue
+        if number == 0 and room > 3 * len(SEPARATOR):  # a file's name, say: its beginning is better than nothing
+            text += set_cell_size(SEPARATOR + part, room - 1).rstrip() + "…"
+        break
+    filled = round(bar * done / total) if total else 0
+    return ProgressLine(shown, min(bar, filled), bar - min(bar, filled), text)
 
 
 def make_encodable() -> None:

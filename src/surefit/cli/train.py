@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from surefit.cli.options import Adapt, Gpus, Overrides, Overwrite, Resume, Targe
 from surefit.cli.render import Output
 from surefit.core import env
 from surefit.core.errors import EXIT_OK, ConfigError
-from surefit.core.units import duration_text, plural
+from surefit.core.units import count_text, duration_text, plural
 
 if TYPE_CHECKING:
     from surefit.parallel.process_group import World
@@ -55,21 +56,67 @@ def train_and_show(out: Output, run: CheckedRun, *, world: World | None = None, 
     """
     from surefit.stages.training import train_run
 
+    start = out.started if out.with_result else time.monotonic()
+    if world is None or world.is_first:
+        for line in describe_run(run):
+            out.note(line)
     with show_findings_on_failure(out):
         result = train_run(run, out, world=world, **options)
     if world is None or world.is_first:
-        _say_how_it_ended(out, result)
+        _say_how_it_ended(out, result, time.monotonic() - start)
         out.result(result)
     return EXIT_OK
 
 
-def _say_how_it_ended(out: Output, result: dict[str, Any]) -> None:
+def describe_run(run: CheckedRun) -> list[str]:
+    """Return what will be trained, on what, in how many steps, and where it goes: known before anything heavy loads."""
+    from surefit.facts.memory_formula import count_trainable_parameters
+
+    config, model, hardware = run.resolved.config, run.model, run.hardware
+    trainable = count_trainable_parameters(model, config.adapter, str(config.model.dtype))
+    count = count_text(trainable.parameters) if trainable else "its"
+    size = f" ({count_text(model.parameters)} parameters)" if model.parameters else ""
+    method = f"LoRA r {config.lora.r} trains {count} of them" if config.adapter else "all weights are trained"
+    processes = config.hardware.count if isinstance(config.hardware.count, int) else 1
+    device = (
+        f"{processes * config.hardware.nodes} × {hardware.name}"
+        if processes * config.hardware.nodes > 1
+        else hardware.name
+    )
+    stored = f" over {config.model.quantization}" if config.model.quantization != "none" else ""
+    packing = "packed" if config.data.packing else "padded"
+    return [
+        f"{model.name}{size}: {method}, on {device} in {config.model.dtype}{stored}",
+        f"{_steps_text(run)}; {packing}, attention {config.speed.attention}; writes {run.run.path}",
+    ]
+
+
+def _steps_text(run: CheckedRun) -> str:
+    """Return rows × epochs = steps; the number of rows is estimated, since rows are held out by their hash."""
+    config, steps = run.resolved.config, run.resolved.total_steps
+    train, share, rows = config.train, config.data.share or 0, run.row_count
+    total = plural(steps, "optimizer step") if steps is not None else "steps"
+    total += f" of {plural(train.global_batch_size, 'row')}"
+    if rows is None:
+        return total
+    kept = rows - round(rows * share)
+    counted = f"{'about ' if share else ''}{plural(kept, 'row')}" + (f" ({rows - kept:,} held out)" if share else "")
+    if train.max_steps is not None and steps == train.max_steps:
+        return f"{counted}, {total} (max_steps)"
+    return f"{counted} × {train.num_train_epochs:g} epoch{'' if train.num_train_epochs == 1 else 's'} = {total}"
+
+
+def _say_how_it_ended(out: Output, result: dict[str, Any], seconds: float) -> None:
+    """Print the result; `seconds` is the time of the whole command, of which the steps are a part."""
     if result["dry_run"]:
         out.say(f"Ready: {plural(result['total_steps'], 'optimizer step')}; nothing was written")
         return
-    held_out, rejected = result["eval_loss"], result["rejected"]
+    held_out, rejected, resumed = result["eval_loss"], result["rejected"], result["resumed_from"]
+    earlier = f", {resumed:,} of them before this resume" if resumed else ""
+    in_steps = "" if resumed else f" ({duration_text(result['seconds'])} of it in optimizer steps)"
     out.say(
-        f"Trained {plural(result['steps'], 'step')} in {duration_text(result['seconds'])}: loss {result['loss']:.4f}"
+        f"Trained {plural(result['steps'], 'step')}{earlier} in {duration_text(seconds)}{in_steps}: "
+        f"loss {result['loss']:.4f}"
         + (f", held-out loss {held_out:.4f}" if held_out is not None else "")
         + (f", {plural(rejected, 'step')} rejected" if rejected else "")
         + f" → {result['output']}"

@@ -270,7 +270,9 @@ def compose_yaml(text: str) -> yaml.Node | None:
     return node
 
 
-NO_VARIABLES = "a config's ${…} is not replaced: write the path itself, or on the command line --set data.train=$DIR/rows.jsonl"
+NO_VARIABLES = (
+    "a config's ${…} is not replaced: write the path itself, or on the command line --set data.train=$DIR/rows.jsonl"
+)
 
 
 def _yaml_help(text: str, line: int | None) -> str:
@@ -448,7 +450,10 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
         if value is None and not section_class:
             return "unknown key", None
         if value is None and name.isidentifier() and section:
-            return "unknown key", f"a comma inside {{ }} begins a new key: write a list in brackets, such as [x, {name}]"
+            return (
+                "unknown key",
+                f"a comma inside {{ }} begins a new key: write a list in brackets, such as [x, {name}]",
+            )
         hint = _hint(name, value, known_keys)
         return f"unknown key{hint}", None if hint else f"{KNOWN_KEYS}{', '.join(known_keys)}"
     expected = expected_text(dotted)
@@ -595,7 +600,9 @@ def _value_help(dotted: str, value: Any, expected: str) -> str | None:
         return "write a share of the rows, such as 0.1, or the name of a file of rows to score on"
     if dotted == "data.train" and isinstance(value, list) and len(value) > 1:
         more = ", ".join(f"{json.dumps(str(name))}: 1" for name in value[1:])
-        return f"name one here and the others, with their passes per epoch, in mix: {{{more}}}; or a pattern: data/*.jsonl"
+        return (
+            f"name one here and the others, with their passes per epoch, in mix: {{{more}}}; or a pattern: data/*.jsonl"
+        )
     if dotted == "model.quantization":
         return "nf4 stores the frozen weights in 4 bits (QLoRA), fp8 in 8"
     if isinstance(value, str) and re.search(r"\$\{?\w", value):

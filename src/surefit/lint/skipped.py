@@ -10,7 +10,8 @@ from surefit.core.units import plural
 LATER_FACTS = {"BatchFacts", "JobScript"}
 """Facts that no config provides: `train` checks the batches, and a batch script is checked on its own."""
 _NOUNS = {
-    "ModelFacts": "the model", "DatasetFacts": "the dataset", "AuditFacts": "the dataset", "ExampleFacts": "the dataset",
+    "ModelFacts": "the model", "DatasetFacts": "the dataset", "AuditFacts": "the dataset",
+    "ExampleFacts": "the dataset",
     "EvalPromptFacts": "the dataset", "TokenizerFacts": "the tokenizer", "HardwareFacts": "the run's GPU",
     "StackFacts": "the run's environment",
 }  # fmt: skip

@@ -36,6 +36,9 @@ class ProgressListener:
         """Yield a function that is called with the state of a run after each of its steps."""
         yield lambda state: None
 
+    def training_phase(self, label: str, step: int, total_steps: int) -> None:
+        """Show what a run is doing beside its steps: the dry pass, a measurement of the held-out loss."""
+
 
 class LineListener(ProgressListener):
     """Listener that reports everything in lines, and copies them to the run directory.
@@ -71,7 +74,7 @@ class LineListener(ProgressListener):
         line = PlainProgress("training", self.say, with_eta=False)
 
         def on_step(state: TrainingProgress) -> bool:
-            line(state.step, state.total_steps, f"ETA {duration_text(state.eta_seconds)} · {state.text}")
+            line(state.step, state.total_steps, f"{state.eta_text} · {state.text}")
             answers = [callback(state) for callback in self.callbacks]  # all of them are called
             return True in answers
 

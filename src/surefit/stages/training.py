@@ -368,9 +368,10 @@ def _train_once(
     )
     target = run.run.path  # its resolved.yaml also contains the --set values
     with watcher.training_progress() as on_step:
+        watcher.training_phase("preparing", 0, run.resolved.total_steps or 1)
         resume_command = f"surefit {run.verb} {shell_quote(target)} --resume"
         environment = TrainingEnvironment(engine, run.model, run.hardware, planned, resume_command)
-        callbacks = Callbacks(on_step, watcher.note, _scorer(run, data), sinks)
+        callbacks = Callbacks(on_step, watcher.note, _scorer(run, data), sinks, watcher.training_phase)
         job = Trainer(model, data, config, run.run, environment, callbacks)
         stats = dataclasses.asdict(data.rows.stats)  # type: ignore[attr-defined]
         summary = {"rows": stats, "total_steps": job.total_steps, "dry_run": dry_run}

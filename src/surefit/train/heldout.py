@@ -77,6 +77,11 @@ class HeldOutEvaluation:
         return self.lines[-1]["eval_loss"] if self.lines else None
 
     @property
+    def step(self) -> int | None:
+        """Optimizer steps done when the newest held-out loss was measured; None before the first measurement."""
+        return self.lines[-1]["step"] if self.lines else None
+
+    @property
     def stopped_improving(self) -> bool:
         """Return whether `train.early_stopping_patience` measurements in a row were no better than the best before
         them."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.config.resolve import HardwareLike
 from surefit.facts.model import ModelFacts
-from surefit.train.progress import OnNote, OnStep
+from surefit.train.progress import OnNote, OnPhase, OnStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,9 +66,11 @@ class Callbacks:
         on_note: called with a sentence after the dry pass, and when something unusual happened.
         score: measures the task's scores of the model (`evaluate.in_training`); None leaves them out.
         sinks: get a copy of every line of metrics.jsonl.
+        on_phase: called when something else than a step begins, such as the dry pass, and when training goes on.
     """
 
     on_progress: OnStep = lambda progress: None
     on_note: OnNote = lambda text: None
     score: ScoreFunction | None = None
     sinks: Sequence[Sink] = ()
+    on_phase: OnPhase = lambda name, step, total_steps: None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -184,7 +184,7 @@ class Trainer:
         Raises:
             GateError, MachineError: training would fail (train/dry_pass.py, train/out_of_memory.py).
         """
-        with self._explained("in the dry pass, before the first step"):
+        with self._explained("in the dry pass, before the first step"), self._phase("dry pass"):
             result = run_dry_pass(
                 self.model, self.optimizer, self.batches, self.held_out.batches, self.config, self.memory,
                 self.run.checkpoints, self.engine,
@@ -199,6 +199,13 @@ class Trainer:
         if write and self.world.is_first:
             with skip_if_disk_full():
                 result.write(self.run)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Report that something else than steps is at work, then that training goes on."""
+        self.callbacks.on_phase(name, self.counters.step, self.total_steps)
+        yield
+        self.callbacks.on_phase("training", self.counters.step, self.total_steps)
 
     def _new_optimizer(self) -> MasterOptimizer:
         optimizer: MasterOptimizer = self.engine.optimizer(self.model, partial(make_optimizer, train=self.config.train))
@@ -231,7 +238,7 @@ class Trainer:
         at_checkpoint = self._is_due()
         if not (at_checkpoint or (eval_steps and step > 0 and step % eval_steps == 0)):
             return False
-        with self._explained(f"while measuring the held-out loss after step {step}"):
+        with self._explained(f"while measuring the held-out loss after step {step}"), self._phase("held-out loss"):
             self.held_out.measure(step, stop, at_checkpoint)
         return True
 
@@ -262,7 +269,9 @@ class Trainer:
         documents = [int(self.batches.lengths[row]) for micro in micros for row in micro]
         if self.world.is_first:
             use = self.expert_use.taken()
-            end_requested = reporting.step(self.counters, result, rate, seconds, documents, self.held_out.loss, use)
+            end_requested = reporting.step(
+                self.counters, result, rate, seconds, documents, self.held_out.loss, use, self.held_out.step
+            )
             self.told_to_end = end_requested and self.world.size == 1
         if self.counters.rejected_in_a_row >= MAX_REJECTED_IN_A_ROW:
             newest = self.saving.newest()
@@ -286,7 +295,7 @@ class Trainer:
 
     def _stops_early(self) -> bool:
         if self.told_to_end:
-            self.note(f"ended after step {self.counters.step}on request of a callback")
+            self.note(f"ended after step {self.counters.step} on request of a callback")
             return True
         if not self.held_out.stopped_improving:
             return False

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefit.core.units import bytes_text, count_text
+from surefit.core.units import bytes_text, count_text, duration_text
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class TrainingProgress:
         eta_seconds: to the end of the run at its pace so far, the checkpoints and measurements to come included.
         applied: False if this step's update was skipped because the loss or the gradient was not finite.
         rejected: number of updates rejected so far, overflows of the loss scale not included.
-        eval_loss: the newest held-out loss, if there is one.
+        eval_loss: the newest held-out loss, if there is one; measured after step `eval_step`.
         mfu: model FLOPs of the last steps as a share of the GPU's peak (facts/flops.py), where both are known.
         memory_bytes: peak bytes in tensors on the GPU since the last pause; None on a CPU.
     """
@@ -42,20 +42,30 @@ class TrainingProgress:
     eval_loss: float | None
     mfu: float | None = None
     memory_bytes: int | None = None
+    eval_step: int | None = None
+
+    @property
+    def eta_text(self) -> str:
+        """Time to the end as text; nothing is left to show of a run whose last step is done."""
+        return f"ETA {duration_text(self.eta_seconds) if self.step < self.total_steps else '0 s'}"
 
     @property
     def text(self) -> str:
-        """Numbers of the progress line as text; the caller adds steps and ETA."""
+        """Numbers of the progress line as text, the most important first: a narrow terminal cuts the last ones. The
+        caller adds steps and ETA.
+        """
+        measured = f" (step {self.eval_step})" if self.eval_step is not None else ""
         parts = [
+            "" if self.applied else "REJECTED",
             f"loss {self.loss:.4f}",
-            f"held-out {self.eval_loss:.4f}" if self.eval_loss is not None else "",
+            f"held-out {self.eval_loss:.4f}{measured}" if self.eval_loss is not None else "",
+            f"{self.rejected} rejected" if self.rejected else "",
+            f"epoch {self.epoch:.2f}",
+            f"{count_text(self.tokens_per_second)} tok/s",
             f"lr {self.learning_rate:.2e}",
             f"grad {self.grad_norm:.2f}",
-            f"{count_text(self.tokens_per_second)} tok/s",
             f"MFU {self.mfu:.0%}" if self.mfu is not None else "",
             bytes_text(self.memory_bytes) if self.memory_bytes is not None else "",
-            f"{self.rejected} rejected" if self.rejected else "",
-            "" if self.applied else "REJECTED",
         ]
         return " · ".join(part for part in parts if part)
 
@@ -63,6 +73,8 @@ class TrainingProgress:
 OnStep = Callable[[TrainingProgress], bool | None]
 """Called after each step; returning True ends the run there, with its result, if a single process trains it."""
 OnNote = Callable[[str], None]
+OnPhase = Callable[[str, int, int], None]
+"""Called with (name, steps done, all steps) when a run begins something else than a step, and when it goes on."""
 
 
 @dataclass

@@ -126,6 +126,7 @@ class StepReporter:
         documents: Sequence[int],
         eval_loss: float | None,
         expert_use: Mapping[str, Any],
+        eval_step: int | None = None,
     ) -> bool:
         """Report a step; return whether the callback asks to end the run.
 
@@ -135,7 +136,7 @@ class StepReporter:
             rate: learning rate of the step.
             seconds: duration, from building its batches to the end of its update.
             documents: number of tokens of each of its examples.
-            eval_loss: the newest held-out loss.
+            eval_loss: the newest held-out loss, and `eval_step` the step after which it was measured.
             expert_use: router load statistics of a mixture of experts (train/expert_use.py); else empty.
         """
         step = counters.step
@@ -169,5 +170,6 @@ class StepReporter:
                 step, self.total_steps, epoch, result.loss, result.grad_norm, rate, tokens / recent_seconds,
                 self.pace.left(step, self.total_steps), result.applied, counters.rejected, eval_loss,
                 self.meter.mfu(int(recent_flops) if flops is not None else None, recent_seconds), memory,
+                eval_step,
             )
         )  # fmt: skip

@@ -113,7 +113,7 @@ def _missing(text: str, path: Path) -> DataError:
     help_text = f"relative paths start at the current directory; {hub}"
     if "$" in text:
         help_text = "a config's variables are not replaced: write the path itself, or --set data.train=$DIR/rows.jsonl"
-    if text[0] in "“”„‘’'\"`":
+    if text[0] in "\u201c\u201d\u201e\u2018\u2019'\"`":
         help_text = f"the quotes {text[0]} are a part of the name: write it without them"
     if not os.path.isdir(path.parent):
         return DataError(f"no such file: there is no directory {path.parent}", code="E4118", path=path, help=help_text)
