@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from surefit.cli.exits import verb
-from surefit.cli.options import Overrides
+from surefit.cli.options import Overrides, repeat_option
 from surefit.cli.render import Output
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, DataError, SureFitError
@@ -127,10 +127,30 @@ def audit(
             # Examples quote the rows, and a row may hold a key.
             write_atomic(path, redact(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
             out.note(f"written: {path}")
+    errors = [finding["code"] for finding in result["findings"] if finding["severity"] == "error"]
+    _say_next(out, target, overrides or (), subject, errors, result.get("fix"))
     out.result(result)
-    if "fix" in result:
-        return EXIT_OK
-    return EXIT_FINDINGS if any(finding["severity"] == "error" for finding in result["findings"]) else EXIT_OK
+    return EXIT_FINDINGS if errors and "fix" not in result else EXIT_OK
+
+
+def _say_next(
+    out: Output,
+    target: str,
+    overrides: Sequence[str],
+    subject: AuditTarget,
+    errors: Sequence[str],
+    fix: Mapping[str, Any] | None,
+) -> None:
+    """Print what follows an audit: the config for these rows, or for their clean copy; or what an error means."""
+    if fix is not None:
+        again = ["audit", target, *repeat_option("--set", overrides), "--fix"]
+        out.next_step(again if fix["dry_run"] else ["init", "--data", fix["out"]])
+    elif errors:
+        out.next_step(["explain", errors[0]])
+    elif subject.context.config is not None:
+        out.next_step(["plan", target, *repeat_option("--set", overrides)])
+    else:
+        out.next_step(["init", "--data", target])
 
 
 def _passport_file(subject: AuditTarget, asked: Path | None) -> Path | None:

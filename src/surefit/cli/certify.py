@@ -32,4 +32,6 @@ def certify(
         out.say(f"Not certified: {certificate['reason']}", "red")
         out.result(certificate)
         return EXIT_FINDINGS
-    return say_certificate(out, certificate, merged)
+    code = say_certificate(out, certificate, merged)
+    out.next_step(["serve-check", merged])
+    return code

@@ -10,7 +10,7 @@ import typer
 
 from surefit.cli.exits import run_verb
 from surefit.cli.findings import UNREAD, say_report
-from surefit.cli.options import ConfigFile, Json, Overrides
+from surefit.cli.options import ConfigFile, Json, Overrides, repeat_option
 from surefit.cli.render import Output
 from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import plural, shell_quote
@@ -51,14 +51,26 @@ def check(
                 unusable = [name for name, value in (("--set", overrides), ("--fix", fix), ("--show", show)) if value]
                 return check_other_tool_config(out, config, rules, output_format, unusable)
             run_context, report = _check(out, config, overrides or (), rules, fix, dry_run)
-            return _say_check(out, run_context, report, show, output_format)
+            code = _say_check(out, run_context, report, show, output_format)
+            say_next_after_check(out, report, config, overrides or ())
+            return code
         except SureFitError as error:
             if output_format not in DOCUMENTS:
                 raise
             out.document(DOCUMENTS[output_format](error_report(error), config))
             return error.exit_code
 
-    run_verb(output_format != "text", work, with_result=output_format == "json")
+    run_verb(output_format != "text", work, with_result=output_format in ("text", "json"))
+
+
+def say_next_after_check(out: Output, report: dict[str, Any], target: Path, overrides: Sequence[str]) -> None:
+    """Print what follows a check: plan and train, or what an error means."""
+    errors = [finding["code"] for finding in report["findings"] if finding["severity"] == "error"]
+    if errors:
+        out.next_step(["explain", errors[0]])
+    else:
+        changes = repeat_option("--set", overrides)
+        out.next_step(["plan", target, *changes], ["train", target, *changes])
 
 
 def _check(

@@ -108,6 +108,7 @@ def demo(
     if data is not None:
         result["sets"][LEADERBOARD] = score_leaderboard(data, rows, run.run)
     _say(out, chosen, result)
+    out.next_step(["chat", run.run.path])
     out.result(result)
     return EXIT_OK if code == EXIT_OK and result["certificate"] else EXIT_FINDINGS
 

@@ -50,6 +50,9 @@ def doctor(
     if text and file is not None:
         write_atomic(file, text)
         out.say(f"Wrote {file}. Read it, then: source {file}")
+    if not fix_script:
+        fixable = any(probe.is_command for probe in probes if probe.verdict != "ok")
+        out.next_step(["doctor", "--fix-script"] if fixable else ["init", "--list"])
     failed = [probe.name for probe in probes if probe.verdict == "fail"]
     out.result({"probes": [probe.as_dict() for probe in probes], "failed": failed, "script": text})
     return EXIT_ENVIRONMENT if failed else EXIT_OK

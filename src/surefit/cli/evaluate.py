@@ -9,7 +9,7 @@ import typer
 
 from surefit.cli.exits import verb
 from surefit.cli.intervals import interval_text
-from surefit.cli.options import EachGpu, Overrides, Target
+from surefit.cli.options import EachGpu, Overrides, Target, repeat_option
 from surefit.cli.render import Output
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNDECIDED
 from surefit.core.rundir import RunDir, read_json
@@ -51,7 +51,7 @@ def evaluate(
 ) -> int:
     """Score base, adapter and merged model on the held-out rows, with confidence intervals."""
     from surefit.cli.checkpoint_scores import score_all_checkpoints
-    from surefit.cli.processes import distribute_rows, repeat_option
+    from surefit.cli.processes import distribute_rows
     from surefit.stages.run_context import load_checked_run
 
     if all_checkpoints and (variant or show):
@@ -64,8 +64,14 @@ def evaluate(
 
     def work(run: CheckedRun, world: World | None) -> int:
         if all_checkpoints:
-            return score_all_checkpoints(out, run, dry_run=dry_run, world=world)
-        return evaluate_and_show(out, run, variant, show=show, dry_run=dry_run, world=world)
+            code = score_all_checkpoints(out, run, dry_run=dry_run, world=world)
+        else:
+            code = evaluate_and_show(out, run, variant, show=show, dry_run=dry_run, world=world)
+        if dry_run:
+            out.next_step(["evaluate", target, *repeat_option("--set", changes)])
+        else:
+            out.next_step(["report", run.run.path], ["chat", run.run.path])
+        return code
 
     if dry_run:
         return work(load_checked_run(target, changes), None)

@@ -36,6 +36,8 @@ def import_(
     not_carried_over = [*imported.judged, *imported.lost]
     if not_carried_over:
         out.note(f"{plural(len(not_carried_over), 'key')} could not be carried over: the comments say which, and why")
+    if output is None:
+        out.note(f"Next: surefit import {shell_quote(source)} --output {shell_quote(f'{source.stem}-surefit.yaml')}")
     out.result({**unmapped_keys_document(imported), "path": str(output) if output else None, "config": text})
     return EXIT_OK
 

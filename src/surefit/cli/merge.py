@@ -56,7 +56,10 @@ def merge(
             path=target,
             help="a run knows its base, its prompts and where its merged/ goes",
         )
-    return merge_run_and_show(out, load_checked_run(target, overrides), into)
+    run = load_checked_run(target, overrides)
+    code = merge_run_and_show(out, run, into)
+    out.next_step(["evaluate", run.run.path], ["chat", run.run.path])
+    return code
 
 
 def merge_run_and_show(out: Output, run: CheckedRun, into: str = "auto") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -49,3 +50,8 @@ TrainedOn = Annotated[
     Literal["none", "nf4", "fp8"], typer.Option(help="How an adapter's base was quantized in training.")
 ]
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Compare on these prompts, one per line.")]
+
+
+def repeat_option(option: str, values: Sequence[str]) -> list[str]:
+    """Return the words of a command line that give an option each of the values."""
+    return [word for value in values for word in (option, value)]

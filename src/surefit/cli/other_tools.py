@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from surefit import __version__
 from surefit.cli.findings import say_report
 from surefit.config.resolve import ResolvedConfig, resolve_config
-from surefit.core.errors import ConfigError, SureFitError
+from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.units import plural, shell_quote
 from surefit.importers import ImportedConfig, UnmappedKey, find_tool, read_tool_config
 from surefit.lint.rule import LintContext, Rule
@@ -85,7 +85,12 @@ def check_other_tool_config(
     }
     for finding in report["findings"]:
         finding["fix"] = None  # SureFit does not edit other tools' files
-    return say_report(out, report, target, [*_not_looked_at(imported.lost), *notes], style, "unread")
+    code = say_report(out, report, target, [*_not_looked_at(imported.lost), *notes], style, "unread")
+    if code == EXIT_OK and imported.loaded is not None:
+        out.next_step(["import", target, "--output", f"{target.stem}-surefit.yaml"])
+    elif report["findings"]:
+        out.next_step(["explain", report["findings"][0]["code"]])
+    return code
 
 
 def run_applicable_rules(found: ImportedConfig, rules: Sequence[Rule]) -> tuple[LintResult, list[str]]:

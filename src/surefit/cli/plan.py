@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from surefit.cli.exits import verb
-from surefit.cli.options import Gpus, Overrides, Target
+from surefit.cli.options import Gpus, Overrides, Target, repeat_option
 from surefit.cli.render import Output
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, write_atomic
@@ -68,7 +68,10 @@ def plan(
         planned = build_run_plan(run, quick=quick, needs_rows=True)
         if plot is not None:
             _write_plot(out, planned, plot)
-        return say_plan(out, planned)
+        code = say_plan(out, planned)
+        sets = repeat_option("--set", changes)
+        out.next_step(["plan", config, *sets, "--optimize"] if code else ["train", config, *sets])
+        return code
 
 
 def say_plan(out: Output, planned: dict[str, Any]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from surefit.cli.exits import verb
-from surefit.cli.options import EachGpu, Overrides, Target
+from surefit.cli.options import EachGpu, Overrides, Target, repeat_option
 from surefit.cli.render import Output
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def predict(
     overrides: Overrides = None,
 ) -> int:
     """Answer new rows, or one prompt, with a trained model."""
-    from surefit.cli.processes import distribute_rows, repeat_option
+    from surefit.cli.processes import distribute_rows
 
     models = [name for name, is_set in (("base", base), ("adapter", adapter), ("merged", merged)) if is_set]
     models += [variant] if variant else []

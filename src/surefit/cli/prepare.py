@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from surefit.cli.exits import verb
-from surefit.cli.options import ConfigFile, Overrides
+from surefit.cli.options import ConfigFile, Overrides, repeat_option
 from surefit.cli.render import Output
 from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.units import bytes_text
@@ -39,6 +39,8 @@ def prepare(
     options = ShardOptions(workers, _group(shard), overwrite, verify, dry_run, engine)
     result = prepare_shards(load_config(config, overrides or ()).config, out, options)
     _say(out, result, shard, dry_run)
+    if dry_run or result["manifest"]:
+        out.next_step(["prepare" if dry_run else "train", config, *repeat_option("--set", overrides or ())])
     out.result(result)
     return EXIT_OK
 

@@ -178,8 +178,3 @@ def broadcast_run(run_of_rank0: CheckedRun | None, world: World) -> CheckedRun:
     nothing: Any = None
     recipe = recipe_for(recipes.get_recipe(resolved.config.recipe), resolved.config.data)
     return run or CheckedRun(loaded, directory, recipe, model, hardware, None, {}, resolved, nothing)
-
-
-def repeat_option(option: str, values: Sequence[str]) -> list[str]:
-    """Return the words of a command line that give an option each of the values."""
-    return [word for value in values for word in (option, value)]

@@ -11,6 +11,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import string
 import sys
 import textwrap
@@ -153,6 +154,14 @@ class Output(ProgressListener):
         """Print the heading of a stage."""
         self.log.say(_sanitize_text(text))
         self.err.print(Text(_sanitize_text(text), style="bold"))
+
+    def next_step(self, *commands: Sequence[object]) -> None:
+        """Print, as the last line of a verb, the commands that may follow it: each the words after `surefit`.
+
+        Nothing is printed with --json, and for a part of a larger verb.
+        """
+        if self.with_result and not self.as_json:
+            self.say(f"Next: {', or '.join(f'surefit {shlex.join(map(str, words))}' for words in commands)}", "dim")
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Print a table; the columns after the first are right-aligned if they hold numbers."""

@@ -32,11 +32,16 @@ def report(
         path = write_comparison_report(runs, out, output)
         for run in without_report:
             out.note(f"wrote {run.report}")
-        return _say(out, path, {"report": str(path), "runs": [str(run.path) for run in runs]})
+        _say(out, path, {"report": str(path), "runs": [str(run.path) for run in runs]})
+        out.next_step(["compare", runs[0].path, runs[1].path])
+        return EXIT_OK
     if output is not None:
         problem = "--output is for the page that compares several runs"
         raise ConfigError(problem, code="E1038", help=f"the page of one run is {runs[0].report}")
-    return report_run_and_show(out, runs[0])
+    report_run_and_show(out, runs[0])
+    certified = runs[0].certificate.exists()
+    out.next_step(*([["chat", runs[0].path], ["export", runs[0].path]] if certified else [["merge", runs[0].path]]))
+    return EXIT_OK
 
 
 def report_run_and_show(out: Output, directory: RunDir) -> int:

@@ -98,6 +98,8 @@ def run_all_stages(
         if code != EXIT_OK and stage != "evaluate":
             break
     scores = read_json(prepared.run.eval_summary) if prepared.run.eval_summary.exists() else None
+    if exit_code == EXIT_OK:
+        out.next_step(["chat", prepared.run.path], ["export", prepared.run.path])
     out.result(
         {"run": str(prepared.run.path), "exit_code": exit_code, "report": str(prepared.run.report), "scores": scores}
     )

@@ -12,7 +12,7 @@ import typer
 
 from surefit.cli.exits import verb
 from surefit.cli.findings import show_findings_on_failure
-from surefit.cli.options import Adapt, Gpus, Overrides, Overwrite, Resume, Target
+from surefit.cli.options import Adapt, Gpus, Overrides, Overwrite, Resume, Target, repeat_option
 from surefit.cli.render import Output
 from surefit.core import env
 from surefit.core.errors import EXIT_OK, ConfigError
@@ -43,9 +43,22 @@ def train(
         return _train_as_rank(out, config, changes, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
     run = load_checked_run(config, changes)
     if local_process_count(run) == 1:
-        return train_and_show(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
+        code = train_and_show(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
+        _say_next(out, run, config, changes, dry_run)
+        return code
     flags = {"--dry-run": dry_run, "--adapt": adapt, "--json": out.as_json}
-    return launch_training(out, run, config, changes, flags, resume=resume, overwrite=overwrite)
+    code = launch_training(out, run, config, changes, flags, resume=resume, overwrite=overwrite)
+    if code == EXIT_OK:
+        _say_next(out, run, config, changes, dry_run)
+    return code
+
+
+def _say_next(out: Output, run: CheckedRun, config: Path, changes: Sequence[str], dry_run: bool) -> None:
+    directory = run.run.path
+    if dry_run:
+        out.next_step(["train", config, *repeat_option("--set", changes)])
+    else:
+        out.next_step(["merge", directory], ["evaluate", directory])
 
 
 def train_and_show(out: Output, run: CheckedRun, *, world: World | None = None, **options: Any) -> int:

@@ -28,5 +28,6 @@ def list_(
         out.table(f"Runs in {directory}", names, [[row[key] for key in keys] for row in rows])
     else:
         out.say(f"No runs in {directory}{'' if directory.is_dir() else ': there is no such directory'}")
+    out.next_step(["runs", "show", rows[0]["run"]] if rows else ["init", "--list"])
     out.result({"runs": rows})
     return EXIT_OK
