@@ -2,8 +2,9 @@
 
 python benchmarks/first_mistakes.py [--only 3,17] [--output FILE]
 
-Each mistake is made in a temporary directory of its own, without a network. A reader judges whether each answer says what
-is wrong, where, and what to do. The script itself only fails where a command ends with a traceback or as a bug (exit 4).
+Each mistake is made in a temporary directory of its own, without a network. A reader judges whether each answer says
+what is wrong, where, and what to do. The script itself only fails where a command ends with a traceback or as a bug
+(exit 4).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from pathlib import Path
 
 MODEL = "surefit/nano"
 CHATS = [
-    [{"role": "user", "content": f"Where is parcel {n}?"}, {"role": "assistant", "content": f"Parcel {n} is in depot {n % 7}."}]
+    [
+        {"role": "user", "content": f"Where is parcel {n}?"},
+        {"role": "assistant", "content": f"Parcel {n} is in depot {n % 7}."},
+    ]
     for n in range(60)
 ]
 ROWS = "".join(json.dumps({"messages": messages}) + "\n" for messages in CHATS)
@@ -139,17 +143,21 @@ MISTAKES = [
     Mistake("the verb finetune", "finetune run.yaml"),
     Mistake("--lr", "train run.yaml --lr 1e-4"),
     Mistake("rows given to check", "check rows.jsonl"),
-    rows("rows with the columns input and output", *({"input": f"Where is {n}?", "output": f"In {n}."} for n in range(60))),
-    rows("preference rows", *({"prompt": f"Where is {n}?", "chosen": f"In depot {n}.", "rejected": "No."} for n in range(60))),
+    rows("rows with the columns input and output",
+         *({"input": f"Where is {n}?", "output": f"In {n}."} for n in range(60))),
+    rows("preference rows",
+         *({"prompt": f"Where is {n}?", "chosen": f"In depot {n}.", "rejected": "No."} for n in range(60))),
     wrong("lora_r", "lora: {r: 8}", "lora: {lora_r: 8}"),
     wrong("a list of files in data.train", "train: rows.jsonl", "train: [rows.jsonl, more.jsonl]"),
     Mistake("a config without sections", "check run.yaml", config=FLAT, shown=FLAT),
-    rows("rows with the columns question and answer", *({"question": f"Where is {n}?", "answer": f"In {n}."} for n in range(60))),
+    rows("rows with the columns question and answer",
+         *({"question": f"Where is {n}?", "answer": f"In {n}."} for n in range(60))),
     Mistake("--gpu 4090", "plan run.yaml --quick --gpu 4090"),
     Mistake("--gpu rtx4080", "plan run.yaml --quick --gpu rtx4080"),
     wrong("a hold-out that is too small", "eval: 0.2", "eval: 0.02"),
     wrong("all weights of a 70B model on one card", f"{{name_or_path: {MODEL}}}",
-          "{name_or_path: meta-llama/Llama-3.3-70B-Instruct}\nhardware: {gpu: rtx4090}", "check run.yaml --set train.method=full"),
+          "{name_or_path: meta-llama/Llama-3.3-70B-Instruct}\nhardware: {gpu: rtx4090}",
+          "check run.yaml --set train.method=full"),
     Mistake("predict before training", 'predict run.yaml -p "Where is parcel 3?"'),
     wrong("typographic quotes", "train: rows.jsonl", "train: “rows.jsonl”"),
     Mistake("a config and rows with Windows line ends and a byte order mark", "check run.yaml",
@@ -162,7 +170,8 @@ MISTAKES = [
     wrong("no epochs", "num_train_epochs: 6", "num_train_epochs: 0"),
     wrong("a number of rows as data.eval", "eval: 0.2", "eval: 10"),
     wrong("target_modules without brackets", "r: 8}", "r: 8, target_modules: q_proj,v_proj}"),
-    Mistake("a text in place of a config", "check README.md", {"README.md": "# My model\n\nTrain: see *below*.\n- one\n"}),
+    Mistake("a text in place of a config", "check README.md",
+            {"README.md": "# My model\n\nTrain: see *below*.\n- one\n"}),
 ]  # fmt: skip
 
 
@@ -197,7 +206,9 @@ def main() -> int:
         code, output = run(mistake)
         shown = f"```\n{mistake.shown.strip()}\n```\n\n" if mistake.shown.strip() else ""
         answer = f"```console\n$ surefit {mistake.command}\n{output.strip()}\n```\n"
-        parts.append(f"## {number}. {mistake.title[0].upper()}{mistake.title[1:]}\n\n{shown}{answer}\nexit code {code}\n")
+        parts.append(
+            f"## {number}. {mistake.title[0].upper()}{mistake.title[1:]}\n\n{shown}{answer}\nexit code {code}\n"
+        )
         if code == 4 or "Traceback" in output:
             bugs.append(number)
     text = "\n".join(parts)

@@ -73,6 +73,12 @@ class _Suggests:
         except UsageError as error:
             if type(error).__name__ == "NoSuchOption":
                 raise _no_such_option(error.option_name, given, ctx) from error  # type: ignore[attr-defined]
+            for place, word in enumerate(given[1:-1], start=1):
+                if given[place - 1] == "--set" and "=" not in word and "unexpected extra" in str(error):
+                    setting = shell_quote(f"{word}={given[place + 1]}")
+                    raise ConfigError(
+                        f"--set {word}: a value follows without =", code="E1711", help=f"write --set {setting}"
+                    ) from error
             raise
 
 
@@ -90,7 +96,7 @@ class Verbs(_Suggests, TyperGroup):
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            code = super().main(*args, **(extra | {"standalone_mode": False}))
         except ConfigError as problem:
             if not standalone_mode:
                 raise

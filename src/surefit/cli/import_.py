@@ -44,6 +44,8 @@ def import_(
 
 def _raise_no_run(found: ImportedConfig) -> NoReturn:
     """Raise with the reasons that the file cannot become a SureFit config."""
+    from surefit.importers import TOOL_NAMES
+
     if found.problems:
         first, *more = found.problems
         first.also = tuple(more)
@@ -54,7 +56,8 @@ def _raise_no_run(found: ImportedConfig) -> NoReturn:
         if unmapped.key in ("rl", "stage")
     ]
     raise ConfigError(
-        f"this {found.tool} file describes no whole supervised run" + (f" ({'; '.join(reasons)})" if reasons else ""),
+        f"this {TOOL_NAMES.get(found.tool, found.tool)} file describes no whole supervised run"
+        + (f" ({'; '.join(reasons)})" if reasons else ""),
         code="E1021",
         path=found.path,
         help="a SureFit config needs a model and rows to train on: `surefit init` writes one to start from, and "

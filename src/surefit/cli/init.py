@@ -39,9 +39,10 @@ def init(
     if data is not None:
         return _write_for_rows(out, data, model, gpu, recipe, output)
     if list_recipes or recipe is None:
-        citations = {name: recipes.get_recipe(name).citation for name in recipes.list_recipes()}
-        out.table("Recipes", ["name", "what and where from"], [[name, text] for name, text in citations.items()])
-        out.result({"recipes": list(citations)})
+        purposes = {name: recipes.describe_recipe(name) for name in recipes.list_recipes()}
+        out.table("Recipes", ["name", "for"], [[name, text] for name, text in purposes.items()])
+        out.next_step(["init", recipes.GENERAL, "--output", "run.yaml"])
+        out.result({"recipes": list(purposes), "purposes": purposes})
         return EXIT_OK
     text = starter_config(recipes.get_recipe(recipe).name)
     print_or_write_config(out, text, output)

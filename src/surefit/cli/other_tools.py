@@ -16,7 +16,7 @@ from surefit.cli.findings import say_report
 from surefit.config.resolve import ResolvedConfig, resolve_config
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.units import plural, shell_quote
-from surefit.importers import ImportedConfig, UnmappedKey, find_tool, read_tool_config
+from surefit.importers import TOOL_NAMES, ImportedConfig, UnmappedKey, find_tool, read_tool_config
 from surefit.lint.rule import LintContext, Rule
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ def check_other_tool_config(
     imported = read_tool_config(target)
     if unusable:
         help_text = f"`surefit import {shell_quote(target)}` makes a SureFit config of it"
+        tool = TOOL_NAMES.get(imported.tool, imported.tool)
         raise ConfigError(
-            f"{', '.join(unusable)} needs a SureFit config, and this is {imported.tool}'s",
+            f"{', '.join(unusable)} needs a SureFit config, and this is {tool}'s",
             code="E1019",
             path=target,
             help=help_text,

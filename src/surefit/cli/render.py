@@ -142,8 +142,11 @@ class Output(ProgressListener):
 
     def note(self, text: str) -> None:
         """Print one line on stderr: progress, or something to look at."""
-        self.log.say(_sanitize_text(text))
-        self.err.print(Text(_sanitize_text(text), style="dim"))
+        text = _sanitize_text(text)
+        self.log.say(text)
+        if self.err.is_terminal:
+            text = "\n".join(textwrap.wrap(text, self.err.width, subsequent_indent="  ", break_on_hyphens=False))
+        self.err.print(Text(text, style="dim"))
 
     def note_of_rank(self, text: str) -> None:
         """Print one line on stderr from any rank."""

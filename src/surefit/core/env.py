@@ -326,6 +326,8 @@ def quiet_libraries() -> None:
     # it is missing (bitsandbytes-foundation/bitsandbytes#2064, open). It works without, and SureFit would not let it
     # use the kernel: model/compat.py, `keep_four_bit_layout`.
     logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_not_about_the_kernel)
+    # Without a network the hub's client warns of each request that it repeats; the error says that there is no network.
+    logging.getLogger("huggingface_hub.utils._http").addFilter(_not_about_a_repeated_request)
     # PEFT imports DeepSpeed if it is installed, which warns on stdout that it sees no GPU and sets its own log level.
     logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
 
@@ -344,6 +346,11 @@ def threads_asked() -> int | None:
     """Return the number of CPU threads in OMP_NUM_THREADS, set by the user or a launcher; None if it is not set."""
     text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+def _not_about_a_repeated_request(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return " thrown while requesting " not in text and not text.startswith("Retrying in ")
 
 
 def _not_about_the_kernel(record: logging.LogRecord) -> bool:

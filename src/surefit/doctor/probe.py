@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-Verdict = Literal["ok", "warn", "fail"]
+Verdict = Literal["ok", "info", "warn", "fail"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class Probe:
     Attributes:
         name: what was tested.
         fact: the result.
-        verdict: ok; warn, if something will be slower or missing; fail, if SureFit will not work.
+        verdict: ok; info, if something optional is not set up; warn, if something will be slower or missing; fail, if
+            SureFit will not work.
         fix: the remedy, as a command if there is one; None if nothing needs to be done.
         is_command: whether `fix` is a shell command that can be run as it is.
     """

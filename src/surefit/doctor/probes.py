@@ -121,7 +121,7 @@ def machine_probes() -> Iterator[Probe]:
 def hub_probes() -> Iterator[Probe]:
     """Yield probes of the access to the Hugging Face hub; a token's presence, never the token."""
     if env.hub_token() is None:
-        yield Probe("hub token", "not set: gated and private models cannot be downloaded")
+        yield Probe("hub token", "not set: gated and private models cannot be downloaded (set HF_TOKEN)", "info")
     else:
         yield Probe("hub token", "set")
     if env.offline():
@@ -137,11 +137,16 @@ def tracker_probes() -> Iterator[Probe]:
     for name, tracker in TRACKERS.items():
         if not tracker.unknown:
             continue
-        state = "set up" if tracker.is_set_up else f"not set up: it {tracker.unknown}"
+        state = (
+            "set up"
+            if tracker.is_set_up
+            else f"not set up: it {tracker.unknown}, so surefit train stops if a config names it"
+        )
+        version = installed_version(tracker.packages[0]) if tracker.packages else None
         if tracker.packages:
-            version = installed_version(tracker.packages[0])
             state = f"{version}, {state}" if version else "not installed"
-        yield Probe(f"tracker {name}", state)
+        installed = version is not None or not tracker.packages
+        yield Probe(f"tracker {name}", state, "ok" if installed and tracker.is_set_up else "info")
 
 
 def kernel_probes() -> Iterator[Probe]:

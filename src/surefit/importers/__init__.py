@@ -27,6 +27,11 @@ KNOWN = (
     "supported: SureFit's own configs, configs of axolotl, llamafactory (its `train` command), trl, accelerate and "
     "deepspeed, PEFT's adapter_config.json, SLURM batch scripts, Python training scripts, and requirements"
 )
+TOOL_NAMES = {
+    "axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "Accelerate", "slurm": "SLURM",
+    "deepspeed": "DeepSpeed", "peft": "PEFT", "python": "Python",
+}  # fmt: skip
+"""Tools as messages name them."""
 SHELL = (".sh", ".bash", ".sbatch", ".slurm")
 _SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
 _IMAGE = re.compile(r"(?:\s+|#[^\n]*\n|ARG [^\n]*\n)*+FROM [^\s:=]\S*[ \t]*(?:AS \w+[ \t]*)?\n", re.IGNORECASE)

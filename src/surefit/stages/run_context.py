@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from surefit.task import TaskRecipe
 
 T = TypeVar("T")
-TOOL_NAMES = {"axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "Accelerate",
-              "deepspeed": "DeepSpeed", "peft": "PEFT"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ def _load_own_config(path: Path, overrides: Sequence[str]) -> LoadedConfig:
 
 def _other_tools_config(path: Path) -> ConfigError | None:
     """Return the error for a config of another tool, or for one without sections; None if it is meant for SureFit."""
-    from surefit.importers import detect_tool
+    from surefit.importers import TOOL_NAMES, detect_tool
 
     try:
         tool = detect_tool(path)

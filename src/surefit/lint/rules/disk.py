@@ -46,6 +46,13 @@ def run_does_not_fit_the_disk(
     if free_bytes is None or needed_bytes <= free_bytes:
         return
     from_config = hardware.disk_source == "config"
+    if free_bytes == 0 and not from_config:
+        yield Finding(
+            field="output_dir",
+            message=f"the run will write {bytes_text(needed_bytes)}, but nothing can be written at {directory}",
+            help="choose an output_dir on a disk with free space",
+        )
+        return
     where = "by hardware.disk" if from_config else f"at {resolved.config.output_dir}"
     advice = "rent a larger disk" if from_config else "choose an output_dir on a larger disk"
     yield Finding(
