@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
-from surefit.cli.render import Output
+from surefit.cli.render import Output, fit_progress_line
 from surefit.core.errors import ConfigError
 from surefit.stages import progress_listener
+from surefit.train.progress import TrainingProgress
 
 FINDING = {
     "code": "SCH001",
@@ -47,7 +51,7 @@ def test_findings_read_like_a_compiler(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_errors_show_every_problem_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     Output().error(ConfigError("one", help="do", path="a.yaml", line=2, also=[ConfigError("two", field="x.y")]))
-    assert capsys.readouterr().err == "error a.yaml:2: one\n  help: do\nerror x.y: two\n"
+    assert capsys.readouterr().err == "a.yaml:2: error: one\n  help: do\nerror x.y: two\n"
 
 
 def test_markup_in_a_users_text_is_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,9 +83,10 @@ def test_trained_text_is_marked_without_colours_too(capsys: pytest.CaptureFixtur
 def test_plain_progress_speaks_only_on_long_work(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    out = Output()  # it notes when it was made
     clock = iter([0.0, 0.0, 1.0, 12.0, 13.0, 30.0])
     monkeypatch.setattr(progress_listener.time, "monotonic", lambda: next(clock))
-    with Output().progress("training") as on_progress:
+    with out.progress("training") as on_progress:
         for done in (0, 1, 2, 3, 4):  # the first call says what was done before
             on_progress(done, 4, f"step {done}")
     lines = capsys.readouterr().err.splitlines()
@@ -92,12 +97,95 @@ def test_a_terminal_gets_a_bar_with_eta() -> None:
     out = Output()
     screen = io.StringIO()
     out.err = Console(file=screen, force_terminal=True, width=100)
-    with out.progress("training") as on_progress:
-        on_progress(1, 2, "loss 0.5")
-        on_progress(2, 2, "loss 0.4")
+    with out.progress("auditing") as on_progress:
+        on_progress(1, 2, "rows.jsonl")
+        on_progress(2, 2, "more.jsonl")
     drawn = screen.getvalue()
-    assert "training" in drawn
-    assert "ETA" in drawn
+    assert "auditing" in drawn
+    assert "ETA 0.0 s" in drawn
+    assert "more.jsonl" in drawn
+
+
+STATE = TrainingProgress(
+    60,
+    1200,
+    0.5,
+    1.8906,
+    1.51,
+    5.71e-3,
+    2000.0,
+    17.9,
+    True,
+    0,
+    2.1129,
+    mfu=0.42,
+    memory_bytes=3 * 1024**3,
+    eval_step=40,
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_counter_bar_and_eta_stay_at_any_width(width: int) -> None:
+    out, screen = Output(), io.StringIO()
+    out.err = Console(file=screen, force_terminal=True, width=width, color_system=None)
+    with out.training_progress() as on_step:
+        out.training_phase("dry pass", 0, 1200)
+        on_step(STATE)
+    frames = [line for line in re.split(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]", screen.getvalue()) if line.strip()]
+    assert max(map(len, frames)) <= width
+    last = frames[-1].rstrip()
+    assert " 60/1200 ETA 17.9 s" in last
+    assert last.count("━") >= 6
+    shown = {40: [], 80: ["loss 1.8906"], 200: STATE.text.split(" · ")}[width]
+    assert last.split(" · ")[1:] == shown
+
+
+def test_what_is_at_work_beside_steps_has_its_own_name() -> None:
+    out, screen = Output(), io.StringIO()
+    out.err = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    with out.training_progress():
+        out.training_phase("dry pass", 0, 1200)
+    assert re.search(r"dry pass ━+ 0/1200 ", screen.getvalue())
+    out.training_phase("too late", 0, 1)  # no display any more
+    assert "too late" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("width", [0, 1, 12, 24, 31])
+def test_a_terminal_too_narrow_still_shows_how_far_it_is(width: int) -> None:
+    line = fit_progress_line(width, "training", 60, 1200, "ETA 17.9 s", STATE.text)
+    assert (line.label, line.text) == ("", " 60/1200 ETA 17.9 s")
+
+
+def test_a_long_name_is_cut_and_not_left_out() -> None:
+    line = fit_progress_line(80, "auditing", 1, 2, "ETA 1.0 s", "データ" * 30)
+    assert line.text.endswith("…")
+    assert cell_len(line.label + line.text) + line.filled + line.empty <= 80
+
+
+def test_notes_are_wrapped_between_words_on_a_terminal() -> None:
+    out, screen = Output(), io.StringIO()
+    out.err = Console(file=screen, force_terminal=True, width=40, color_system=None)
+    out.note("dry pass: worst batch 4,096 tokens, 831.0 MiB of RAM (728.6 MiB to 992.7 MiB planned), 1.0 s")
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in screen.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines).split()).endswith("831.0 MiB of RAM (728.6 MiB to 992.7 MiB planned), 1.0 s")
+
+
+def test_the_next_command_is_quoted_and_only_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().next_step(["plan", Path("my run.yaml"), "--set", "a=b c"], ["train", "x.yaml"])
+    assert capsys.readouterr().out == "Next: surefit plan 'my run.yaml' --set 'a=b c', or surefit train x.yaml\n"
+    Output(as_json=True).next_step(["train", "x.yaml"])
+    Output().without_result().next_step(["train", "x.yaml"])
+    assert capsys.readouterr().out == ""
+
+
+def test_only_a_file_is_a_place(capsys: pytest.CaptureFixture[str]) -> None:
+    Output().error(ConfigError("no", code="E2017", path="--set", field="train.x"))
+    Output().error(ConfigError("no", code="E2018", path="a.yaml", line=3, field="train.x"))
+    Output().findings([FINDING | {"path": "--set", "line": None}])
+    said = capsys.readouterr()
+    assert said.err == "error[E2017] --set train.x: no\na.yaml:3: error[E2018] train.x: no\n"
+    assert said.out.startswith("error[SCH001] --set train.warmup_steps: ")
 
 
 ESCAPES = "runs/\x1b[2J\x1b]0;owned\x07one\u202egpj\udcff"

@@ -9,10 +9,13 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
@@ -136,6 +139,32 @@ def compare(name: str, said: str, update: bool) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command(name: str, outputs: dict[str, str], request: pytest.FixtureRequest) -> None:
     compare(name, outputs[name], request.config.getoption("--update-golden"))
+
+
+def test_next_commands(outputs: dict[str, str], directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command that a verb ends with is one that the command line takes as it is printed."""
+    monkeypatch.chdir(directory)
+    named = {name: next_commands(said) for name, said in outputs.items()}
+    lacking = {name for name, commands in named.items() if not commands}
+    assert lacking == {"explain", "check-misspelled", "check-renamed", "merge-too-early", "train-again", "slurm",
+                       "runs-show"}  # fmt: skip
+    for command in {command for commands in named.values() for command in commands}:
+        require_parsed(command)
+
+
+def next_commands(said: str) -> list[list[str]]:
+    """The words of each command in the last line with `Next: `."""
+    lines = re.findall(r"Next: (surefit .*)", said)
+    return [shlex.split(part)[1:] for part in lines[-1].split(", or ")] if lines else []
+
+
+def require_parsed(words: Sequence[str]) -> None:
+    """Parse a command without running it: typer raises for a verb or an option that there is not."""
+    group, args = typer.main.get_command(app), list(words)
+    with group.make_context("surefit", args, resilient_parsing=False) as ctx:
+        while hasattr(group, "commands"):
+            name, group, args = group.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
+            ctx = group.make_context(name, args, parent=ctx)
 
 
 @pytest.mark.usefixtures("outputs")

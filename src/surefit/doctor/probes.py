@@ -137,11 +137,8 @@ def tracker_probes() -> Iterator[Probe]:
     for name, tracker in TRACKERS.items():
         if not tracker.unknown:
             continue
-        state = (
-            "set up"
-            if tracker.is_set_up
-            else f"not set up: it {tracker.unknown}, so surefit train stops if a config names it"
-        )
+        stops = "; surefit train stops at once if a config names it" if tracker.login else ""
+        state = "set up" if tracker.is_set_up else f"not set up: it {tracker.unknown}{stops}"
         version = installed_version(tracker.packages[0]) if tracker.packages else None
         if tracker.packages:
             state = f"{version}, {state}" if version else "not installed"

@@ -107,9 +107,11 @@ def test_trackers_are_said_to_be_set_up_and_no_more(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"):
         monkeypatch.delenv(name, raising=False)
-    assert "would prompt for a key" in named(probes.tracker_probes(), "tracker wandb").fact
+    wandb = named(probes.tracker_probes(), "tracker wandb")
+    assert ("would prompt for a key" in wandb.fact, wandb.verdict, wandb.fix) == (True, "info", None)
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0123456789\n")
     assert named(probes.tracker_probes(), "tracker wandb").fact == "0.28.0, set up"
+    assert named(probes.tracker_probes(), "tracker wandb").verdict == "ok"
     assert named(probes.tracker_probes(), "tracker mlflow").fact == "not installed"
     monkeypatch.setitem(TRACKERS, "mlflow", replace(TRACKERS["mlflow"], packages=()))
     assert named(probes.tracker_probes(), "tracker mlflow").fact == "not set up: it logs below ./mlruns"

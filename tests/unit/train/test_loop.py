@@ -51,6 +51,7 @@ def test_a_whole_run(base: Path, tmp_path: Path) -> None:
     assert 0 <= seen[-1].eta_seconds < 60  # the last checkpoint and measurement are still to come
     assert "loss" in seen[-1].text
     assert "held-out" in seen[-1].text
+    assert [progress.eval_step for progress in seen] == [*[None] * 5, *[5] * 5, 10, 10]
     assert [step for step, _ in list_steps(tmp_path / "checkpoints")] == [10, 12]
     assert AutoTokenizer.from_pretrained(result.output).pad_token_id == 0
     assert (result.output / "surefit.json").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,10 +93,12 @@ def test_an_mfu_is_not_guessed(tmp_path: Path, meter: MfuMeter) -> None:
 
 def test_the_line_names_every_number_that_is_known() -> None:
     progress = TrainingProgress(
-        7, 10, 0.5, 1.25, 0.5, 2e-4, 12_500.0, 60.0, True, 2, 1.5, mfu=0.421, memory_bytes=3 * 1024**3
+        7, 10, 0.5, 1.25, 0.5, 2e-4, 12_500.0, 60.0, True, 2, 1.5, mfu=0.421, memory_bytes=3 * 1024**3, eval_step=5
     )
     assert progress.text == (
-        "loss 1.2500 · held-out 1.5000 · lr 2.00e-04 · grad 0.50 · 12.50k tok/s · MFU 42% · 3.00 GiB · 2 rejected"
+        "loss 1.2500 · held-out 1.5000 (step 5) · 2 rejected · epoch 0.50 · 12.50k tok/s · lr 2.00e-04 · grad 0.50"
+        " · MFU 42% · 3.00 GiB"
     )
     bare = TrainingProgress(7, 10, 0.5, 1.25, 0.5, 2e-4, 500.0, 60.0, False, 0, None)
-    assert bare.text == "loss 1.2500 · lr 2.00e-04 · grad 0.50 · 500 tok/s · REJECTED"
+    assert bare.text == "REJECTED · loss 1.2500 · epoch 0.50 · 500 tok/s · lr 2.00e-04 · grad 0.50"
+    assert (bare.eta_text, replace(bare, step=10).eta_text) == ("ETA 1 min 00 s", "ETA 0 s")
