@@ -189,7 +189,7 @@ def test_an_error_of_one_rank_ends_the_run_and_is_said_with_its_rank(
     process = started(config)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == code, err
-    assert re.search(rf"error \[rank 1\].*{re.escape(said)}", err)
+    assert re.search(rf"error(\[E\d+\])? \[rank 1\].*{re.escape(said)}", err)
     assert "rank 1 of 2 failed" in err
     assert err.count("Traceback") == 0
     assert "lost" not in err, "the other rank says nothing of its own"

@@ -53,6 +53,21 @@ def test_the_findings_are_those_of_surefit_check(server: Any, change: tuple[str,
     assert found
 
 
+@pytest.mark.parametrize(
+    ("rows", "skipped"),
+    [
+        ("surefit/function-calling-train", ""),
+        ("owner/name", "the dataset is not on this machine"),
+        ("no.jsonl", "the dataset could not be read"),
+    ],
+)
+def test_what_was_not_checked_is_counted(server: Any, rows: str, skipped: str) -> None:
+    text = f"recipe: function_calling\nmodel: {{name_or_path: surefit/nano}}\ndata: {{train: {rows}}}\noutput_dir: runs/x\n"
+    answer = server.post("/api/check", {"name": "x.yaml", "text": text}).json
+    assert answer["rules"] > 100
+    assert (answer["skipped"] == "", skipped in answer["skipped"]) == (skipped == "", True)
+
+
 def test_a_temporary_path_is_in_no_finding(server: Any) -> None:
     for text in (
         "",

@@ -69,7 +69,7 @@ def plan(
         if plot is not None:
             _write_plot(out, planned, plot)
         code = say_plan(out, planned)
-        sets = repeat_option("--set", changes)
+        sets = repeat_option("--set", overrides or ())  # not --gpu: it plans for a card that may be elsewhere
         out.next_step(["plan", config, *sets, "--optimize"] if code else ["train", config, *sets])
         return code
 
