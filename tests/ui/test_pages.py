@@ -62,7 +62,8 @@ def test_the_findings_are_those_of_surefit_check(server: Any, change: tuple[str,
     ],
 )
 def test_what_was_not_checked_is_counted(server: Any, rows: str, skipped: str) -> None:
-    text = f"recipe: function_calling\nmodel: {{name_or_path: surefit/nano}}\ndata: {{train: {rows}}}\noutput_dir: runs/x\n"
+    model = "model: {name_or_path: surefit/nano}"
+    text = f"recipe: function_calling\n{model}\ndata: {{train: {rows}}}\noutput_dir: runs/x\n"
     answer = server.post("/api/check", {"name": "x.yaml", "text": text}).json
     assert answer["rules"] > 100
     assert (answer["skipped"] == "", skipped in answer["skipped"]) == (skipped == "", True)
