@@ -146,6 +146,7 @@ def test_what_is_at_work_beside_steps_has_its_own_name() -> None:
     with out.training_progress():
         out.training_phase("dry pass", 0, 1200)
     assert re.search(r"dry pass ━+ 0/1200 ", screen.getvalue())
+    assert not re.search(r"training|\d/1 ", screen.getvalue())
     out.training_phase("too late", 0, 1)  # no display any more
     assert "too late" not in screen.getvalue()
 

@@ -33,7 +33,7 @@ from surefit.core.progress import OnProgress
 from surefit.core.run_log import RunLog
 from surefit.core.units import duration_text, printable
 from surefit.stages.progress_listener import PlainProgress, ProgressListener
-from surefit.train.progress import OnStep
+from surefit.train.progress import OnStep, TrainingProgress
 
 BAR_WIDTH = 76
 """Cells of a bar: with its ends it fits in a line of 80."""
@@ -253,10 +253,15 @@ class Output(ProgressListener):
     @contextlib.contextmanager
     def training_progress(self) -> Iterator[OnStep]:
         """Yield `on_step(state)`: progress of training, with the ETA that the training loop computes."""
-        with self._display("training", with_eta=False) as display:
+        with self._display("preparing", with_eta=False) as display:
             self._training = display
+
+            def on_step(state: TrainingProgress) -> None:
+                display.rename("training")
+                display(state.step, state.total_steps, f"{state.eta_text}{SEPARATOR}{state.text}")
+
             try:
-                yield lambda state: display(state.step, state.total_steps, f"{state.eta_text}{SEPARATOR}{state.text}")
+                yield on_step
             finally:
                 self._training = None
 
@@ -289,7 +294,7 @@ class Output(ProgressListener):
 
         lines = PlainProgress(label, lambda text: self.log.say(_sanitize_text(text)), with_eta)
         with Progress(Line(table_column=Column(no_wrap=True)), console=console, transient=True) as bar:
-            yield _ProgressDisplay(lines, bar, bar.add_task(label, total=1, detail=""))
+            yield _ProgressDisplay(lines, bar, bar.add_task(label, total=None, detail=""))
 
 
 class _ProgressDisplay:
@@ -303,11 +308,16 @@ class _ProgressDisplay:
             self.bar.update(self.task, completed=done, total=total, detail=_sanitize_text(text))
         self.lines(done, total, text)
 
-    def begin(self, label: str, done: int, total: int) -> None:
-        """Show that a part of the work begins, of which nothing but the time it takes is known."""
+    def rename(self, label: str) -> None:
         self.lines.label = label
         if self.bar is not None:
-            self.bar.update(self.task, description=label, completed=done, total=total, detail="")
+            self.bar.update(self.task, description=label)
+
+    def begin(self, label: str, done: int, total: int) -> None:
+        """Show that a part of the work begins, of which nothing but the time it takes is known."""
+        self.rename(label)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, total=total, detail="")
 
 
 def _progress_text(task: Any, width: int, with_eta: bool) -> Text:
@@ -317,16 +327,19 @@ def _progress_text(task: Any, width: int, with_eta: bool) -> Text:
         if task.time_remaining is not None and task.completed:
             left = f"ETA {duration_text(task.time_remaining)}"
     left = left or duration_text(task.elapsed or 0.0)
-    line = fit_progress_line(width, task.description, task.completed, task.total or 0, left, details)
+    line = fit_progress_line(width, task.description, task.completed, task.total, left, details)
     text = Text(line.label, no_wrap=True)
     text.append("━" * line.filled, style="green").append("━" * line.empty, style="bright_black")
     return text.append(line.text)
 
 
-def fit_progress_line(width: int, label: str, done: float, total: float, left: str, details: str = "") -> ProgressLine:
+def fit_progress_line(
+    width: int, label: str, done: float, total: float | None, left: str, details: str = ""
+) -> ProgressLine:
     """Return the parts of a progress line of at most `width` cells.
 
     Args:
+        total: None while it is not known; there is no counter then.
         left: the time left or spent; it stays at any width, as the bar and the counter do.
         details: further parts, joined by ` · `, the most important first; those that do not fit are left out.
 
@@ -336,16 +349,16 @@ def fit_progress_line(width: int, label: str, done: float, total: float, left: s
     ' 6/12 ETA 17.9 s · loss 1.8906'
     """
     bar = min(LARGEST_BAR, max(LEAST_BAR, width // 8))
-    text = f" {done:.0f}/{total:.0f} {left}"
+    text = f" {left}" if total is None else f" {done:.0f}/{total:.0f} {left}"
     room = width - bar - cell_len(text)
     shown = f"{label} " if cell_len(label) < room else ""
     room -= cell_len(shown)
-    for number, part in enumerate(filter(None, details.split(SEPARATOR))):
+    for part in filter(None, details.split(SEPARATOR)):
         if cell_len(SEPARATOR + part) <= room:
             text += SEPARATOR + part
             room -= cell_len(SEPARATOR + part)
             continue
-        if number == 0 and room > 3 * len(SEPARATOR):  # a file's name, say: its beginning is better than nothing
+        if part == details and room > 3 * len(SEPARATOR):  # a file's name, say: its beginning is better than nothing
             text += set_cell_size(SEPARATOR + part, room - 1).rstrip() + "…"
         break
     filled = round(bar * done / total) if total else 0

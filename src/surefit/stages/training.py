@@ -368,7 +368,6 @@ def _train_once(
     )
     target = run.run.path  # its resolved.yaml also contains the --set values
     with watcher.training_progress() as on_step:
-        watcher.training_phase("preparing", 0, run.resolved.total_steps or 1)
         resume_command = f"surefit {run.verb} {shell_quote(target)} --resume"
         environment = TrainingEnvironment(engine, run.model, run.hardware, planned, resume_command)
         callbacks = Callbacks(on_step, watcher.note, _scorer(run, data), sinks, watcher.training_phase)
