@@ -136,7 +136,7 @@ def test_counter_bar_and_eta_stay_at_any_width(width: int) -> None:
     last = frames[-1].rstrip()
     assert " 60/1200 ETA 17.9 s" in last
     assert last.count("━") >= 6
-    shown = {40: [], 80: ["loss 1.8906"], 200: STATE.text.split(" · ")}[width]
+    shown = {40: [], 80: ["loss 1.8906", "held-out 2.1129 (step 40)"], 200: STATE.text.split(" · ")}[width]
     assert last.split(" · ")[1:] == shown
 
 

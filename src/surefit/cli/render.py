@@ -346,7 +346,7 @@ def fit_progress_line(
     >>> fit_progress_line(40, "training", 6, 12, "ETA 17.9 s", "loss 1.8906 · held-out 2.1129 (step 4)")
     ProgressLine(label='training ', filled=3, empty=3, text=' 6/12 ETA 17.9 s')
     >>> fit_progress_line(80, "training", 6, 12, "ETA 17.9 s", "loss 1.8906 · held-out 2.1129 (step 4)").text
-    ' 6/12 ETA 17.9 s · loss 1.8906'
+    ' 6/12 ETA 17.9 s · loss 1.8906 · held-out 2.1129 (step 4)'
     """
     bar = min(LARGEST_BAR, max(LEAST_BAR, width // 8))
     text = f" {left}" if total is None else f" {done:.0f}/{total:.0f} {left}"
