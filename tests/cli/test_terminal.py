@@ -234,6 +234,22 @@ def test_an_import_ends_with_the_next_command(config: Path, surefit: Surefit) ->
     assert checked.code == 0, checked.text
 
 
+def test_advice_that_leads_somewhere(config: Path, surefit: Surefit) -> None:
+    full = ["--set", "train.method=full", "--set", "hardware.gpu=rtx4090", "--select", "MEM001", "--json", "--set"]
+    helps = {}
+    for model in ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct"):
+        (finding,) = surefit("check", config, *full, f"model.name_or_path={model}").json["findings"]
+        helps[model] = finding["help"]
+    assert "method: lora" in helps["meta-llama/Llama-3.1-8B-Instruct"]
+    assert "larger GPU" in helps["meta-llama/Llama-3.3-70B-Instruct"]
+    (finding,) = surefit("check", config, "--select", "DSK001", "--json", "--set", "output_dir=/proc/x").json[
+        "findings"
+    ]
+    assert finding["field"] == "output_dir"
+    other, near = (surefit("plan", config, "--gpu", gpu, "--json").json for gpu in ("rtx4080", "rtx4090x"))
+    assert ("did you mean" in other["message"], "did you mean" in near["message"]) == (False, True)
+
+
 def test_every_recipe_says_what_it_is_for(surefit: Surefit) -> None:
     purposes = {name: describe_recipe(name) for name in _RECIPES}
     assert len(set(purposes.values())) == len(purposes)

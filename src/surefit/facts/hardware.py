@@ -103,6 +103,16 @@ def _detected_device(found: list[DetectedGpu], disk: int) -> HardwareFacts:
     )  # fmt: skip
 
 
+def _same_number(gpu: str) -> list[str]:
+    """Return the known names with the digits of a name: another number is another card, and no spelling mistake.
+
+    >>> "rtx4090" in _same_number("rtx-4090ti"), _same_number("rtx4080")
+    (True, [])
+    """
+    digits = re.sub(r"\D", "", gpu)
+    return [name for name in spellings() if re.sub(r"\D", "", name) == digits]
+
+
 def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
     if sizes := sizes_of(gpu):
         raise ConfigError(
@@ -114,10 +124,10 @@ def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
     card = find_gpu(gpu)
     if card is None:
         raise ConfigError(
-            f"there is no GPU named {gpu!r}{did_you_mean(gpu.lower(), spellings())}",
+            f"there is no GPU named {gpu!r}{did_you_mean(gpu.lower(), _same_number(gpu))}",
             code="E2068",
             field="hardware.gpu",
-            help=f"auto, cpu, or one of {', '.join(GPUS)}",
+            help=f"auto, cpu, or one of {', '.join(GPUS)}; for a card that is not among them, one with as much memory",
         )
     return HardwareFacts(
         "cuda", card.name, card.memory_bytes, card.multiplies_bf16, cpu_count(), ram_bytes(),
