@@ -139,7 +139,7 @@ def test_not_a_run(surefit: Surefit, config: Path, tmp_path: Path) -> None:
         assert "surefit train" in answer.text
     assert surefit("report", tmp_path).code == 2
     unmade = surefit("report", config)
-    assert (unmade.code, "E8031" in unmade.text, Path("runs").exists()) == (2, True, False)
+    assert (unmade.code, "E8021" in unmade.text, Path("runs").exists()) == (2, True, False)
     assert surefit("predict", config).code == 2
     for variant, needle in (("adaptor", "has no variant 'adaptor'"), ("adapter", "no adapter/ yet")):
         answer = surefit("predict", config, "-p", "hello", "--variant", variant)

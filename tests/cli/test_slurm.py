@@ -75,7 +75,7 @@ def test_a_job_that_slurm_has_forgotten(surefit: Surefit, config: Path, programs
         (["--nodes", 3, "--gpus-per-node", 1], 2, "a global batch of 4 cannot be cut into 3 equal parts"),
         (["--set", "data.train=gone.jsonl"], 1, "no such file"),
         (["--set", "lora.start_from=nowhere"], 1, "ADP005"),
-        (["--nodes", 0], 2, "Invalid value"),
+        (["--nodes", 0], 2, "E1710"),
         (["--gpus-per-node", 0], 2, "--gpus-per-node 0 is for --stage merge"),
         (["--stage", "merge", "--gpus-per-node", 2], 2, "a merge is one process"),
         (["--stage", "merge", "--nodes", 2], 2, "a merge is one process"),
