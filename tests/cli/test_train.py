@@ -14,7 +14,7 @@ from surefit.core.rundir import RunDir, read_json, read_jsonl
 def test_a_dry_run_runs_the_worst_case_and_leaves_nothing(surefit: Surefit, config: Path) -> None:
     answer = surefit("train", config, "--dry-run")
     assert answer.code == 0, answer.text
-    assert "dry pass: worst batch " in answer.stderr
+    assert "dry pass OK: the largest batch (" in answer.stderr
     assert "nothing was written" in answer.stdout
     assert not Path("runs").exists()
     assert surefit("train", config, "--dry-run", "--adapt").code == 0

@@ -492,7 +492,7 @@ def _say(out: Output, result: Mapping[str, Any], observations: Mapping[str, Obse
     if observed:
         out.table("Seen", ["observation", "rows", "of", "first"], observed)
     else:
-        out.say(f"found none of the {plural(len(observations), 'thing')} looked for", "green")
+        out.say(f"{plural(len(observations), 'data check')}: no problems found", "green")
     out.findings(result["findings"])
     errors, warnings = (sum(f["severity"] == s for f in result["findings"]) for s in ("error", "warning"))
     out.say(

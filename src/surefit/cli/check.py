@@ -10,7 +10,7 @@ import typer
 
 from surefit.cli.exits import run_verb
 from surefit.cli.findings import UNREAD, say_report
-from surefit.cli.options import ConfigFile, Json, Overrides, repeat_option
+from surefit.cli.options import AnyConfigFile, Json, Overrides, repeat_option
 from surefit.cli.render import Output
 from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import plural, shell_quote
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 
 
 def check(
-    config: ConfigFile,
+    config: AnyConfigFile,
     overrides: Overrides = None,
-    select: Annotated[str | None, typer.Option(metavar="CODES", help="Only these rules, e.g. MEM,SCH001.")] = None,
-    ignore: Annotated[str | None, typer.Option(metavar="CODES", help="All rules but these.")] = None,
+    select: Annotated[str | None, typer.Option(metavar="CODES", help="Run only these rules, e.g. MEM,SCH001.")] = None,
+    ignore: Annotated[str | None, typer.Option(metavar="CODES", help="Run all rules except these.")] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Write the changes that have one right answer.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show the changes, write nothing.")] = False,
     show: Annotated[int, typer.Option(min=0, help="Show this many examples, with what is trained marked.")] = 0,
-    style: Annotated[Literal["text", "json", "sarif", "github"], typer.Option("--format", help="For CI.")] = "text",
+    style: Annotated[
+        Literal["text", "json", "sarif", "github"],
+        typer.Option("--format", help="Output format; sarif and github are for CI."),
+    ] = "text",
     as_json: Json = False,
 ) -> None:
     """Say what will break: config, model and data, in two seconds and without loading anything heavy."""

@@ -52,11 +52,17 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="RUN, RUN:VARIANT, scored predictions, or a baseline of B.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The same: the question is whether B is better.")],
     set_name: Annotated[str, typer.Option("--set", metavar="NAME", help="The set that both answered.")] = "eval",
-    variant: Annotated[str | None, typer.Option(help="Of runs without one; default: the tuned model.")] = None,
-    metric: Annotated[str | None, typer.Option(help="That decides; default: the recipe's primary metric.")] = None,
-    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="For files that do not name theirs.")] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Variant to compare when A or B names only a run; default: tuned.")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric that decides; default: the recipe's primary one.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Recipe of prediction files that do not name one.")
+    ] = None,
     judge: Annotated[str | None, typer.Option(metavar="URL", help="Ask a model on this server (OpenAI's API).")] = None,
-    judge_model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name; without URL a local one.")] = None,
+    judge_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the judge on the server, or of a local model.")
+    ] = None,
     judge_rows: Annotated[int | None, typer.Option(min=1, help="Ask about this many rows, taken evenly.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many calls the judge would take.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the differences as SVG.")] = None,

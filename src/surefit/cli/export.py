@@ -31,7 +31,9 @@ def export(
         typer.Option("--format", help="hub: the merged weights as they are; adapter: without the base."),
     ] = "hub",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: export/FORMAT in the run.")] = None,
-    outtype: Annotated[Literal["f16", "bf16", "q8_0", "q4_k_m"], typer.Option(help="Of a GGUF file.")] = "q8_0",
+    outtype: Annotated[
+        Literal["f16", "bf16", "q8_0", "q4_k_m"], typer.Option(help="Data type of a GGUF file.")
+    ] = "q8_0",
     llama_cpp: Annotated[
         Path | None, typer.Option("--llama-cpp", metavar="DIR", help="A checkout of llama.cpp; default: LLAMA_CPP.")
     ] = None,

@@ -23,7 +23,7 @@ def import_(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="Another tool's config: axolotl, LLaMA-Factory, TRL.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to stdout.")] = None,
 ) -> int:
-    """Make a SureFit config of another tool's, with a comment for every key that has no place in it."""
+    """Convert an Axolotl, LLaMA-Factory or TRL config to SureFit; unsupported keys become comments."""
     from surefit.cli.other_tools import unmapped_keys_document
     from surefit.importers import read_tool_config
     from surefit.importers.write import to_config_yaml

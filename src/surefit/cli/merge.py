@@ -85,6 +85,7 @@ def say_certificate(out: Output, certificate: dict[str, Any], path: Path) -> int
         out.say(
             f"lora_B of {zero[0]}{layers} is zero: no update was trained there, and the merged weights are the base's"
         )
-    out.say(f"Certificate passed, {plural(len(certificate['checks']), 'check')} → {path}", "green")
+    checked = plural(len(certificate["checks"]), "check")
+    out.say(f"Certificate passed, {checked} (certificate.json has them) → {path}", "green")
     out.result(certificate)
     return EXIT_OK

@@ -17,6 +17,14 @@ def _path_or_none(text: str) -> Path:
 
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).", parser=_path_or_none)]
+AnyConfigFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A config of SureFit or another tool, a training script (.py), requirements, a job script.",
+        parser=_path_or_none,
+    ),
+]
 Target = Annotated[
     Path, typer.Argument(metavar="TARGET", help="A config file, or a run directory.", parser=_path_or_none)
 ]

@@ -145,7 +145,7 @@ def build_lint_context(found: ImportedConfig) -> tuple[LintContext, list[str]]:
     local_hardware = _attempt(lambda: hardware_facts("auto"), notes)
     hardware = local_hardware if local_hardware and (local_hardware.kind != "cpu" or found.setup.on_cpu) else None
     if hardware is None and found.loaded:
-        notes.append("not looked at: the memory of the GPU, for there is none on this machine")
+        notes.append("not looked at: GPU memory (no GPU on this machine)")
     model = _model(found, notes)
     rows = _rows(found, notes)
     setup = apply_row_columns(found.setup, rows[0]) if rows and found.tool == "trl" else found.setup

@@ -19,7 +19,9 @@ def push(
     out: Output,
     target: Annotated[Path, typer.Argument(metavar="RUN|EXPORT", help="An export; of a run, its export/hub.")],
     repo_id: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository on the hub.")],
-    public: Annotated[bool, typer.Option("--public/--private", help="For all to see; where it is made now.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public/--private", help="Create the repository as public (only if it does not exist).")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the files and sizes; send nothing.")] = False,
 ) -> int:
     """Upload an export to the hub: private by default, and nothing but what the export lists."""

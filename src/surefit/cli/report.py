@@ -19,7 +19,7 @@ def report(
     out: Output,
     targets: Annotated[list[Path], typer.Argument(metavar="TARGET...", help="Config files, or run directories.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Of several runs: the page that compares them.")
+        Path | None, typer.Option("--output", "-o", help="Write the page that compares several runs here.")
     ] = None,
 ) -> int:
     """Write the page that explains the run, or one that compares several: one file, readable offline."""

@@ -21,7 +21,7 @@ def retrieve(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="MovieLens or reviews: the file, or its directory.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The directory for rows, candidates and manifest.")],
     retriever: Annotated[str, typer.Option(help="blend, lrurec, popularity, markov or window5.")] = "blend",
-    seed: Annotated[int, typer.Option(min=0, help="Of the training, and of the wrong candidates.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the training and of the wrong candidates.")] = 0,
     train_rows: Annotated[int, typer.Option(min=1, help="Rows for the ranker to learn from, at most.")] = 10_000,
     candidates: Annotated[int, typer.Option(min=2, max=26, help="Titles to choose from in each row.")] = 20,
     history: Annotated[int, typer.Option(min=1, max=500, help="Titles of a user's history in each row.")] = 20,

@@ -24,7 +24,9 @@ ASKED = 3
 def serve_check(
     out: Output,
     target: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="A run, an export, or a model's directory.")],
-    url: Annotated[str | None, typer.Option(help="Of a running server: ask it a few prompts of the run.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Address of a running server: ask it a few prompts of the run.")
+    ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name there, where it has several.")] = None,
 ) -> int:
     """Print the commands that serve a model with vLLM, SGLang or Ollama; with --url, see that a server answers as the

@@ -76,8 +76,9 @@ class DryPassResult:
 
     def text(self, planned: Mapping[str, Any] | None = None) -> str:
         """Return the result as one line; `planned` is the content of plan.json."""
+        memory = self._memory((planned or {}).get("estimate") or {})
         return (
-            f"dry pass: worst batch {self.tokens:,} tokens, {self._memory((planned or {}).get('estimate') or {})}"
+            f"dry pass OK: the largest batch ({self.tokens:,} tokens) took {memory}"
             f"{'' if self.rank is None else f' in the process with the highest memory use, rank {self.rank}'}, "
             f"{duration_text(self.step_seconds)}; a checkpoint takes {duration_text(self.save_seconds)} and "
             f"{bytes_text(self.checkpoint_bytes)}"

@@ -86,7 +86,7 @@ def test_it_runs_the_fullest_batch_and_writes_down_what_that_took(base: Path, tm
     trained = sum(p.numel() for p in training.optimizer.parameters.values())
     assert record["checkpoint_bytes"] > 12 * trained  # weights and two moments in float32
     assert [event["event"] for event in read_jsonl(tmp_path / "events.jsonl")] == ["dry pass"]
-    assert notes[0].startswith(f"dry pass: worst batch {sum(lengths[:4])} tokens, ")
+    assert notes[0].startswith(f"dry pass OK: the largest batch ({sum(lengths[:4])} tokens) took ")
 
 
 def test_its_line_compares_with_the_plan() -> None:
@@ -97,7 +97,7 @@ def test_its_line_compares_with_the_plan() -> None:
                                     {"name": "first step", "allocated_bytes": int(22.1 * gib)},
                                     {"name": "step", "allocated_bytes": 30 * gib}]}}  # fmt: skip
     assert found.text(plan) == (
-        "dry pass: worst batch 8,192 tokens, 21.30 GiB of 22.10 GiB planned, 1.9 s; "
+        "dry pass OK: the largest batch (8,192 tokens) took 21.30 GiB of 22.10 GiB planned, 1.9 s; "
         "a checkpoint takes 0.3 s and 168.0 MiB"
     )
     assert "21.30 GiB, 1.9 s" in found.text(None)
