@@ -148,8 +148,8 @@ def test_next_commands(outputs: dict[str, str], directory: Path, monkeypatch: py
     lacking = {name for name, commands in named.items() if not commands}
     assert lacking == {"explain", "check-misspelled", "check-renamed", "merge-too-early", "train-again", "slurm",
                        "runs-show"}  # fmt: skip
-    for command in {command for commands in named.values() for command in commands}:
-        require_parsed(command)
+    for command in {shlex.join(words) for commands in named.values() for words in commands}:
+        require_parsed(shlex.split(command))
 
 
 def next_commands(said: str) -> list[list[str]]:

@@ -128,32 +128,28 @@ def _no_such_verb(args: list[str], verbs: Iterable[str]) -> ConfigError:
         )
     hint = f"; did you mean '{meant}'?" if meant else did_you_mean(word.lower(), verbs)
     meant = meant or hint.partition("'")[2].partition("'")[0] or None
-    both = "; `surefit run CONFIG` checks, plans, trains, merges and evaluates" if meant == "train" else ""
-    return ConfigError(
-        f"{word}: no such command{hint}",
-        code="E1701",
-        help=(f"surefit {meant} --help says how{both}" if meant else "surefit --help lists the commands"),
-    )
+    help_text = f"surefit {shell_quote(meant)} --help says how" if meant else "surefit --help lists the commands"
+    if meant == "train":
+        help_text += "; `surefit run CONFIG` checks, plans, trains, merges and evaluates"
+    return ConfigError(f"{word}: no such command{hint}", code="E1701", help=help_text)
 
 
 def _no_such_option(option: str, args: list[str], ctx: Any) -> ConfigError:
     """Return the error for an option that the verb lacks, with the option or the config key that was meant."""
-    verb = ctx.command.name
     options = [name for parameter in ctx.command.params for name in parameter.opts if name.startswith("-")]
     value = _value_of(option, args)
     message = f"{option}: `{ctx.command_path}` has no such option"
     sets_values = "--set" in options
     written = OPTIONS.get(option)
     if written == "CONFIG":
-        return ConfigError(
-            message, code="E1702", help=f"the config comes without it: surefit {verb} {value or 'run.yaml'}"
-        )
+        command = f"surefit {shell_quote(ctx.command.name)} {shell_quote(value or 'run.yaml')}"
+        return ConfigError(message, code="E1702", help=f"the config comes without it: {command}")
     if written == "":
         return ConfigError(message, code="E1703", help="every command says all it knows; RUN/log.txt has it with times")
     if written in options:
         return ConfigError(f"{message}; did you mean '{written}'?", code="E1704", help=_all_options(ctx))
     close = did_you_mean(option, options)
-    if sets_values and not close and (key := _config_key(option)) is not None:
+    if sets_values and (option in OPTIONS or not close) and (key := _config_key(option)) is not None:
         sentence = f"write --set {key}" if "=" in key else f"write {shell_quote_set(key, value)}"
         return ConfigError(
             message, code="E1705", help=f"it is a value of the config: {sentence}, or set it in the file"

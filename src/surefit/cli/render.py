@@ -305,7 +305,8 @@ class _ProgressDisplay:
 
     def __call__(self, done: int, total: int, text: str) -> None:
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, total=total, detail=_sanitize_text(text))
+            ends = done == total
+            self.bar.update(self.task, completed=done, total=total, detail=_sanitize_text(text), refresh=ends)
         self.lines(done, total, text)
 
     def rename(self, label: str) -> None:
@@ -317,7 +318,7 @@ class _ProgressDisplay:
         """Show that a part of the work begins, of which nothing but the time it takes is known."""
         self.rename(label)
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, total=total, detail="")
+            self.bar.update(self.task, completed=done, total=total, detail="", refresh=True)
 
 
 def _progress_text(task: Any, width: int, with_eta: bool) -> Text:

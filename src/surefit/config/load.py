@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from surefit.config.renamed import renamed_keys, with_new_names
 from surefit.config.schema import STACKED, SureFitConfig
 from surefit.config.tool_keys import describe_tool_key
 from surefit.core.errors import ConfigError, did_you_mean, os_help
-from surefit.core.units import KIB, truncate_text
+from surefit.core.units import KIB, shell_quote, truncate_text
 
 MAX_BYTES = 256 * KIB
 MAX_VALUES = 5_000
@@ -197,13 +196,13 @@ def require_config_name(path: Path) -> None:
     Raises:
         ConfigError: with the commands that such a file is for.
     """
-    name = shlex.quote(str(path))
     if ROW_FILES.fullmatch("".join(path.suffixes[-2:])) or ROW_FILES.fullmatch(path.suffix):
         raise ConfigError(
             "this is a file of rows, not a config",
             code="E2700",
             path=path,
-            help=f"`surefit audit {name}` looks at the rows; `surefit init --data {name}` writes a config for them",
+            help=f"`surefit audit {shell_quote(path)}` looks at the rows; "
+            f"`surefit init --data {shell_quote(path)}` writes a config for them",
         )
     if kind := TEXT_FILES.get(path.suffix.lower()):
         raise ConfigError(
@@ -228,7 +227,7 @@ def _no_such_config(path: Path) -> ConfigError:
     siblings = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
     help_text = f"{init}; `surefit runs` lists your runs"
     if not siblings and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not str(path).startswith(("runs/", "./")):
-        help_text = f"a model of the hub is named in a config: surefit init --data ROWS --model {path}"
+        help_text = f"a model of the hub is named in a config: surefit init --data ROWS --model {shell_quote(path)}"
     return ConfigError(
         f"there is no config file or run directory of this name{did_you_mean(str(path), siblings)}",
         code="E2702",

@@ -197,13 +197,13 @@ def _other_tools_config(path: Path) -> ConfigError | None:
         return error if error.code == "E3550" else None
     if tool == "surefit":
         return None
-    name = shell_quote(path)
-    written = shell_quote(f"{path.stem}-surefit.yaml")
+    written = f"{path.stem}-surefit.yaml"
     return ConfigError(
         f"this is a config of {TOOL_NAMES.get(tool, tool)}, not of SureFit",
         code="E8702",
         path=path,
-        help=f"surefit import {name} --output {written} makes a config of it; surefit check {name} checks it as it is",
+        help=f"surefit import {shell_quote(path)} --output {shell_quote(written)} makes a config of it; "
+        f"surefit check {shell_quote(path)} checks it as it is",
     )
 
 
