@@ -146,6 +146,13 @@ def test_without_arguments_the_help() -> None:
     assert (answer.code, "Usage: surefit" in answer.text) == (2, True)
 
 
+def test_the_help_needs_no_schema() -> None:
+    """What only a config needs is not imported for `surefit --help`."""
+    code = "import sys, surefit.cli.app; print([m for m in ('pydantic', 'yaml', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("verb", ["check", "train", "runs list"])
 def test_flags_show_no_type(verb: str) -> None:
     text = call(*verb.split(), "--help").stdout

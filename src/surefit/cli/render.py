@@ -26,9 +26,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from surefit.config.load import OVERRIDE
 from surefit.core.env import redact
-from surefit.core.errors import SureFitError
+from surefit.core.errors import SET_OPTION, SureFitError
 from surefit.core.progress import OnProgress
 from surefit.core.run_log import RunLog
 from surefit.core.units import duration_text, printable
@@ -378,7 +377,7 @@ def _place_and_field(place: str, field: str | None) -> tuple[str, str | None]:
     >>> _place_and_field("run.yaml:3", "train.max_steps"), _place_and_field("--set", "train.max_steps")
     (('run.yaml:3', 'train.max_steps'), ('', '--set train.max_steps'))
     """
-    return ("", f"{OVERRIDE} {field}" if field else OVERRIDE) if place == OVERRIDE else (place, field)
+    return ("", f"{SET_OPTION} {field}" if field else SET_OPTION) if place == SET_OPTION else (place, field)
 
 
 def _sanitize_text(text: str) -> str:

@@ -22,14 +22,14 @@ from pydantic import BaseModel, ValidationError
 from surefit.config.renamed import renamed_keys, with_new_names
 from surefit.config.schema import STACKED, SureFitConfig
 from surefit.config.tool_keys import describe_tool_key
-from surefit.core.errors import ConfigError, did_you_mean, os_help
+from surefit.core.errors import SET_OPTION, ConfigError, did_you_mean, os_help
 from surefit.core.units import KIB, shell_quote, truncate_text
 
 MAX_BYTES = 256 * KIB
 MAX_VALUES = 5_000
 """Bound on a file's values after anchors are expanded, against files that expand without end."""
 MAX_DEPTH = 50
-OVERRIDE = "--set"
+OVERRIDE = SET_OPTION
 _CORE = "tag:yaml.org,2002:"
 _TAGS = ("null", "bool", "int", "float", "str", "map", "seq")
 _NOUN = {"int": "a whole number", "float": "a number", "bool": "true or false"}

@@ -13,6 +13,8 @@ import errno
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+SET_OPTION = "--set"
+"""The path of errors in a value of the command line: it is no file."""
 EXIT_OK = 0
 EXIT_FINDINGS = 1
 """Findings of severity error, or a gate (certificate, score) that did not pass."""
