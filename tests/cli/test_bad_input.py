@@ -149,7 +149,7 @@ def test_not_a_run(surefit: Surefit, config: Path, tmp_path: Path) -> None:
 def test_a_dotenv_that_is_not_text(surefit: Surefit, tmp_path: Path) -> None:
     (tmp_path / ".env").write_bytes(b"\xff\xfe")
     answer = surefit("explain", "SCH001")
-    assert (answer.code, ".env: cannot be read" in answer.text) == (2, True), answer.text
+    assert (answer.code, ".env: error[E1051] cannot be read" in answer.text) == (2, True), answer.text
     assert surefit("no-such-verb").code == 2
 
 

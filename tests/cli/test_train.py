@@ -93,7 +93,7 @@ def test_an_error_is_in_the_log_too(surefit: Surefit, config: Path) -> None:
     (run.adapter / "adapter_model.safetensors").write_bytes(b"damaged")
     merged = surefit("merge", "runs/one")
     assert merged.code != 0
-    error = next(line for line in merged.stderr.splitlines() if line.startswith("error"))
+    error = next(line for line in merged.stderr.splitlines() if "error[" in line)
     assert error.partition("] ")[2] in run.log.read_text(encoding="utf-8")
 
 
@@ -112,4 +112,4 @@ def test_resume_does_not_wait_for_a_pipe(surefit: Surefit, config: Path) -> None
     os.mkfifo(run.metrics)
     refused = surefit("train", config, *several, "--resume")
     assert refused.code == 2, refused.text
-    assert "metrics.jsonl: cannot be read: not a regular file" in refused.text
+    assert "metrics.jsonl: error[E1063] cannot be read: not a regular file" in refused.text

@@ -104,13 +104,14 @@ def _detected_device(found: list[DetectedGpu], disk: int) -> HardwareFacts:
 
 
 def _same_number(gpu: str) -> list[str]:
-    """Return the known names with the digits of a name: another number is another card, and no spelling mistake.
+    """Return the known names that a name may be a misspelling of: another number of the same length is another card.
 
-    >>> "rtx4090" in _same_number("rtx-4090ti"), _same_number("rtx4080")
-    (True, [])
+    >>> "rtx4090" in _same_number("rtx4080"), "rtx4090" in _same_number("rtx4090x"), "h100" in _same_number("h1000")
+    (False, True, True)
     """
     digits = re.sub(r"\D", "", gpu)
-    return [name for name in spellings() if re.sub(r"\D", "", name) == digits]
+    numbers = {name: re.sub(r"\D", "", name) for name in spellings()}
+    return [name for name, number in numbers.items() if number == digits or len(number) != len(digits)]
 
 
 def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
