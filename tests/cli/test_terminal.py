@@ -310,6 +310,9 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
+EPOCHS = ("--set", "train.num_train_epochs=3")
+
+
 def watch(words: list[str], width: int) -> tuple[int, str]:
     """Run a command on a terminal of so many columns; return its exit code and all that was drawn."""
     environment = os.environ | {"TERM": "xterm-256color"}
@@ -322,7 +325,7 @@ def watch(words: list[str], width: int) -> tuple[int, str]:
 @pytest.mark.parametrize("width", [40, 80])
 def test_training_on_a_narrow_terminal(config: Path, surefit: Surefit, width: int) -> None:
     code, shown = watch(
-        ["train", str(config), "--set", "train.max_steps=12", "--set", "checkpoint.save_steps=4"], width
+        ["train", str(config), *EPOCHS, "--set", "train.max_steps=12", "--set", "checkpoint.save_steps=4"], width
     )
     assert code == 0, shown
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
