@@ -20,17 +20,19 @@ from surefit.task import Example, Scores, TaskRecipe
 LOSS, OTHER_LOSS = "_answer_loss", "_other_prompt_loss"
 """Row scores that are no metrics: nats per token of the answer behind its own prompt, and behind another row's."""
 SHARE = "prompt_share"
+READ_COUNTS = CUT, UNREAD = ("answers_cut", "answers_unread")
+"""Counts of a variant's record: answers of which only the beginning was read, and answers of which nothing was."""
 
 FitOutcome = Literal["better", "worse", "unclear", "mixed", "wording"]
-"""What a model does to the answers of another: fits them better, worse, in some way or not at all; or finds them likelier
-whatever the prompt is (wording)."""
-HEADLINES: dict[FitOutcome, str] = {
-    "better": "Training worked: the model fits your answers better",
-    "worse": "The trained model fits your answers worse",
-    "unclear": "No clear effect on how well the model fits your answers",
-    "mixed": "Mixed effect: some answers fit better, others much worse",
-    "wording": "It learned the wording of your answers, not what they say about the prompt",
+"""How a model fits the answers, compared with another one; "wording": better, but no more because of their prompts."""
+PHRASES: dict[FitOutcome, str] = {
+    "better": "fits your answers better",
+    "worse": "fits your answers worse",
+    "unclear": "shows no clear difference in how well it fits your answers",
+    "mixed": "fits some of your answers better and others much worse",
+    "wording": "learned the wording of your answers, not what they say about the prompt",
 }
+"""What a sentence says of the second model. None of them is "better": a likely answer need not be a good one."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,14 @@ class FitEffect:
     @property
     def headline(self) -> str:
         """Return the outcome as a headline."""
-        return HEADLINES[self.outcome]
+        return f"The trained model {PHRASES[self.outcome]}"
+
+    @property
+    def sentence(self) -> str:
+        """Return the outcome in a sentence with both models' names and the numbers."""
+        link = "than" if self.outcome in ("better", "worse") else "against"
+        numbers = "; ".join(text for text in (self.loss_text, self.prompt_text) if text)
+        return f"{self.b} {PHRASES[self.outcome]} ({link} {self.a}): {numbers}"
 
     @property
     def loss_text(self) -> str:
@@ -130,7 +139,7 @@ class FitEffect:
             return ""
         difference, low, high = (100 * value for value in self.prompt_change)
         text = (
-            f"a row's own prompt removes {100 * self.prompt_a:.0f} % → {100 * self.prompt_b:.0f} % of the loss that its "
+            f"a row's own prompt removes {_percent(self.prompt_a)} → {_percent(self.prompt_b)} of the loss that its "
             f"answer has behind another row's prompt ({difference:+.0f} points [{low:+.0f}, {high:+.0f}])"
         )
         if self.outcome != "wording":
@@ -141,7 +150,12 @@ class FitEffect:
 
     def document(self) -> dict[str, Any]:
         """Return the effect as eval/summary.json and `--json` show it."""
-        return asdict(self) | {"headline": self.headline, "loss_text": self.loss_text, "prompt_text": self.prompt_text}
+        texts = {name: getattr(self, name) for name in ("headline", "sentence", "loss_text", "prompt_text")}
+        return asdict(self) | texts
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share)} %"
 
 
 def _perplexity(loss: float) -> str:
@@ -153,9 +167,9 @@ def measure_fit_effect(a: str, b: str, before: ScoreRows, after: ScoreRows) -> F
     """Compare how well two models fit the same answers; None where a side has no likelihoods.
 
     Likelihood and loss must not contradict each other: where one rises and the other falls by more than chance, the
-    effect is mixed. Where only one is clear, it counts. A gain counts as the wording's alone unless the share of the loss
-    that the row's own prompt removes has grown by more than chance, too: shuffled answers raise the likelihood, but not
-    that share.
+    effect is mixed. Where only one is clear, it counts. A gain is the wording's alone unless the share of the loss that
+    the row's own prompt removes has grown by more than chance, too: shuffled answers raise the likelihood, but not that
+    share.
     """
     pairs = [(old, new) for old, new in zip(before, after, strict=True) if LOSS in old and LOSS in new]
     if not pairs:
@@ -187,16 +201,16 @@ def _share_of_prompt(rows: Sequence[Scores]) -> Scores:
     """Return 1 − (loss behind the own prompt) / (loss behind another row's prompt), of all rows: Theil's uncertainty
     coefficient of the answer given its prompt, from cross-entropies.
 
-    A ratio and no difference: as a model learns the wording, both losses fall, and their difference with them, also where
-    the model knows better than before which answer belongs to which prompt.
+    A ratio and no difference: as a model learns the wording, both losses fall, and their difference with them, also
+    where the model knows better than before which answer belongs to which prompt.
     """
     own, other = (math.fsum(row[name] for row in rows) for name in (LOSS, OTHER_LOSS))
     return {SHARE: 1 - own / other if other > 0 else 0.0}
 
 
 def describe_fit(choice: MetricChoice, variants: Mapping[str, ScoreRows]) -> dict[str, Any] | None:
-    """Return a set's entry `fit` in eval/summary.json: the losses of all variants, and what training changed; None where
-    there are no likelihoods and no reason to say why."""
+    """Return a set's entry `fit` in eval/summary.json: the losses of all variants, and what training changed; None
+    where the recipe's answers are no free text."""
     if choice.words is None:
         return None
     measured = {name: [row for row in rows if LOSS in row] for name, rows in variants.items()}

@@ -69,7 +69,7 @@ def evaluate_gate(
     if tuned is None:
         return _document(gate, "", [GateCondition("cannot tell", "the tuned model has not been scored")])
     estimates = compute_estimates(scored[tuned], recipe, gate.confidence)
-    metric = gate_metric(gate, recipe.primary_metric, [*estimates, *recipe.metrics])
+    metric = gate_metric(gate, recipe.primary_metric, [*estimates, *filter(is_likelihood, recipe.metrics)])
     if metric not in estimates:
         text = f"{tuned} has no {metric}" + (": a server gives none" if is_likelihood(metric) else "")
         return _document(gate, "", [GateCondition("cannot tell", text)])

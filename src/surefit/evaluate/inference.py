@@ -47,9 +47,7 @@ class PromptModel(Protocol):
     ) -> list[GeneratedAnswer]:
         """Return one answer per row; `on_progress` counts rows."""
 
-    def likelihoods(
-        self, rows: EvalRows, prompts: Sequence[Any], way: GenerationSettings
-    ) -> AnswerLikelihoods | None:
+    def likelihoods(self, rows: EvalRows, prompts: Sequence[Any], way: GenerationSettings) -> AnswerLikelihoods | None:
         """Return the model's likelihood of each row's own answer; None if it gives none."""
 
 

@@ -28,7 +28,7 @@ from surefit.core.errors import DataError, ModelError
 from surefit.core.gc_pause import pause_gc
 from surefit.data.tokens.collate import collate
 from surefit.data.tokens.tokenize import encode_turns
-from surefit.evaluate.free_text import LOSS, OTHER_LOSS
+from surefit.evaluate.free_text import CUT, LOSS, OTHER_LOSS, UNREAD
 from surefit.evaluate.rows import EvalRows
 from surefit.facts.activations import chunk_rows
 from surefit.facts.free_text import LIKELIHOOD
@@ -37,8 +37,6 @@ from surefit.generate.engine import generation_mode, memory_errors, padding_id
 from surefit.model.output_head import OutputHead, keep_hidden_states, separate_decoder
 from surefit.task import Example, Scores, TaskRecipe
 
-CUT, UNREAD = "answers_cut", "answers_unread"
-"""Counts of a variant's record: answers of which only the beginning was read, and answers of which nothing was."""
 TRIES = 50
 """Rows that are looked at for one with another prompt and another answer."""
 _FLOAT32 = 4
@@ -71,9 +69,7 @@ def pair_with_other_prompts(rows: EvalRows, seed: int = 0) -> EvalRows:
 
 
 def _differs(example: Example, other: Example) -> bool:
-    return (
-        example.part == other.part and example.prompt != other.prompt and example.completion != other.completion
-    )
+    return example.part == other.part and example.prompt != other.prompt and example.completion != other.completion
 
 
 def reference_tokens(example: Example, tokenizer: PreTrainedTokenizerBase) -> AnswerTokens | None:
@@ -182,8 +178,7 @@ class _Sequence:
 
 
 def _sequence(prompt: Sequence[int], answer: AnswerTokens, limit: int) -> _Sequence | None:
-    """Return a prompt with an answer, cut at the limit; None if nothing of the answer is left, or the first token of all
-    is the answer's."""
+    """Return a prompt with an answer, cut at the limit; None if nothing of the answer is left."""
     ids = [*prompt, *answer.ids][:limit]
     targets = len(ids) - len(prompt) - answer.first
     return _Sequence(ids, targets) if 0 < targets < len(ids) else None
@@ -213,7 +208,7 @@ def _log_probabilities(
             if any(math.isnan(value) for value in values):
                 raise ModelError(
                     "the model's logits are NaN",
-                    code="E?",
+                    code="E7158",
                     help="its weights are damaged or its dtype overflows: try model.dtype float32, else train again",
                 )
             ends = [0]

@@ -16,11 +16,12 @@ from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, wri
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, checkpoint_step
 from surefit.evaluate.estimates import compute_estimates, documents
+from surefit.evaluate.free_text import READ_COUNTS
 from surefit.evaluate.gate import gate_metric
 from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
-from surefit.evaluate.likelihood import CUT, UNREAD
 from surefit.evaluate.rows import EvalRows
 from surefit.evaluate.variants import SERVED, known_variants, variant_location, variant_sha256
+from surefit.facts.free_text import is_likelihood
 from surefit.task import Scores, TaskRecipe
 
 SETTINGS = (
@@ -30,7 +31,7 @@ SETTINGS = (
 """Keys of `decoding` that answers depend on."""
 EARLIER = "earlier"
 """Directory in eval/ for scores of another recipe, other rows or other settings. None of them is overwritten."""
-ABOUT_ANSWERS = ("truncated", "unparsed", CUT, UNREAD)
+ABOUT_ANSWERS = ("truncated", "unparsed", *READ_COUNTS)
 """Counts that summary.json has of a variant's answers beside its scores; equal answers have equal counts."""
 
 
@@ -112,7 +113,11 @@ class ResultStore:
             "decoding": scored.settings | scored.costs,
         }
         if name == "eval" and self.config.evaluate.gate:
-            gate_metric(self.config.evaluate.gate, self.recipe.primary_metric, [*metrics, *self.recipe.metrics])
+            gate_metric(
+                self.config.evaluate.gate,
+                self.recipe.primary_metric,
+                [*metrics, *filter(is_likelihood, self.recipe.metrics)],
+            )
         path, predictions_file = _paths(self.run, name, variant)
         text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in scored.lines)
         previous = _record(path)

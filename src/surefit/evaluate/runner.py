@@ -71,7 +71,9 @@ def score_variants(
     """
     world = world or World()
     selected, rows_by_set = run_on_rank0(world, partial(select_variants_and_rows, config, recipe, run, sets, variants))
-    choice = choose_metric(recipe, rows_by_set.get("eval", next(iter(rows_by_set.values()))).examples, bool(config.evaluate.server))
+    choice = choose_metric(
+        recipe, rows_by_set.get("eval", next(iter(rows_by_set.values()))).examples, bool(config.evaluate.server)
+    )
     recipe = choice.recipe
     files = ResultStore(config, recipe, run, [name for name in selected if checkpoint_step(name) is not None])
     if world.is_first:
@@ -147,9 +149,7 @@ def open_prompt_models(
     """Yield (variant, model that answers for it). Drop each before the next one is requested: it holds a model in
     memory."""
     for name, model, tokenizer in open_variants(config, hardware, run, chosen):
-        yield name, LocalModel(
-            model, tokenizer, recipe, build_prompt_cutter(config, tokenizer), config.data.max_length
-        )
+        yield name, LocalModel(model, tokenizer, recipe, build_prompt_cutter(config, tokenizer), config.data.max_length)
         del model
     if SERVED in chosen:
         from surefit.generate.server import ServedModel
