@@ -264,4 +264,4 @@ def _gather(logits: torch.Tensor, targets: torch.Tensor) -> list[float]:
 
 def measures_likelihood(recipe: TaskRecipe) -> bool:
     """Return whether some answers of a recipe are free text."""
-    return any(part.free_text for part in (recipe.parts or {"": recipe}).values())
+    return recipe.free_text or any(part.free_text for part in recipe.parts.values())
