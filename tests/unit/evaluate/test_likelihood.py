@@ -119,9 +119,12 @@ def test_the_logits_of_few_tokens_exist_at_a_time(model, tokenizer, monkeypatch)
     sizes = []
     gather = likelihood_module._gather
     monkeypatch.setattr(likelihood_module, "chunk_rows", lambda targets, vocabulary, number: 3)
-    monkeypatch.setattr(
-        likelihood_module, "_gather", lambda logits, *rest: (sizes.append(len(logits)), gather(logits, *rest))[1]
-    )
+
+    def counted(logits, targets):
+        sizes.append(len(logits))
+        return gather(logits, targets)
+
+    monkeypatch.setattr(likelihood_module, "_gather", counted)
     for row, other in zip(expected.scores, read(model, tokenizer).scores, strict=True):
         assert row == pytest.approx(other, abs=2e-6)
     assert max(sizes) == 3
@@ -194,10 +197,11 @@ def long_answers():
     """The letters' rows with answers of many words, none of which the model has learned."""
     examples = examples_of(LETTERS)
     text = " ".join(["[A]"] * 12)
-    longer = [
-        replace(e, completion=f"{text} {e.completion}", messages=(e.messages[0], {"role": "assistant", "content": f"{text} {e.completion}"}))
-        for e in examples.examples
-    ]  # fmt: skip
+    longer = []
+    for example in examples.examples:
+        answer = f"{text} {example.completion}"
+        turns = (example.messages[0], {"role": "assistant", "content": answer})
+        longer.append(replace(example, completion=answer, messages=turns))
     return replace(examples, examples=longer)
 
 
