@@ -15,8 +15,8 @@ from surefit.core.rundir import RunDir, read_json
 
 pytestmark = pytest.mark.slow
 
-NAMES = "Ann Bob Dee Eve Flo Gus Hal Ida Kim Lou Max Ned Pam Ray Sue Tom Uma Val Wes Zoe".split()
-THINGS = "kettle toaster lamp mixer fridge heater iron radio fan clock oven grill".split()
+NAMES = ("Ann", "Bob", "Dee", "Eve", "Flo", "Gus", "Hal", "Ida", "Kim", "Lou", "Max", "Ned", "Pam", "Ray", "Sue", "Tom")
+THINGS = ("kettle", "toaster", "lamp", "mixer", "fridge", "heater", "iron", "radio", "fan", "clock", "oven", "grill")
 FAULTS = {
     "does not turn on": "we will replace the {} within three days, and you need not send the old one back",
     "arrived broken": "we are sorry that the {} was damaged on its way; a new one leaves our store tomorrow",

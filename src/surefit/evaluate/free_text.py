@@ -118,9 +118,9 @@ class FitEffect:
     @property
     def sentence(self) -> str:
         """Return the outcome in a sentence with both models' names and the numbers."""
-        link = "than" if self.outcome in ("better", "worse") else "against"
+        other = f"than {self.a}" if self.outcome in ("better", "worse") else f"(against {self.a})"
         numbers = "; ".join(text for text in (self.loss_text, self.prompt_text) if text)
-        return f"{self.b} {PHRASES[self.outcome]} ({link} {self.a}): {numbers}"
+        return f"{self.b} {PHRASES[self.outcome]} {other}: {numbers}"
 
     @property
     def loss_text(self) -> str:
