@@ -67,9 +67,11 @@ def choose_metric(recipe: TaskRecipe, examples: Sequence[Example], server: bool 
     if words <= SHORT_ANSWER:
         return MetricChoice(recipe, words, f"{other} decides: {length}, and up to {SHORT_ANSWER} it can be met")
     if server:
-        reason = f"{other} cannot move for answers this long ({length}); score the run itself to judge by likelihood"
+        reason = (
+            f"{other} can hardly move for answers this long ({length}); score the run itself to judge by likelihood"
+        )
         return MetricChoice(recipe, words, reason)
-    reason = f"likelihood decides: {length}, and above {SHORT_ANSWER} {other} stays near 0 for any model"
+    reason = f"likelihood decides: {length}, and above {SHORT_ANSWER} {other} hardly moves"
     return MetricChoice(replace(recipe, primary_metric=LIKELIHOOD), words, reason)
 
 

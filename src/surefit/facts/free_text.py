@@ -13,7 +13,7 @@ SHORT_ANSWER = 8
 """Words up to which exact match decides. Labels, names, dates, numbers and short phrases have fewer, and there is one
 right way to write them. A sentence can be said in many ways: a model that finds each word with probability 0.9 writes 8
 words exactly as the row has them with 0.9 ** 8 = 0.43, but 20 words with 0.12 and 50 words with 0.005. For longer
-answers exact match stays near zero however good the model is."""
+answers exact match stays near zero, unless all of them follow one pattern that the model has learned whole."""
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 
 

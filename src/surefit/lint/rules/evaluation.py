@@ -607,8 +607,9 @@ def exact_match_of_long_answers(
     `evaluate.server` answers. It fires where the median held-out answer, in a sample, has more than 8 words.
 
     ## Why it is bad
-    A sentence can be said in many ways; exact match counts only one and stays near 0 for the best model, too. A gate
-    with `min` never passes, one with `not_worse_than` passes whatever training did, and all checkpoints tie.
+    A sentence can be said in many ways, and exact match counts only one: it stays near 0 for good models, too, unless
+    all answers follow one pattern. A gate with `min` does not pass, one with `not_worse_than` cannot tell or passes
+    whatever training did, and all checkpoints tie.
 
     ## Example
     Support answers of 20 words with `gate: {metric: exact_match, min: 0.5}`.
@@ -625,7 +626,7 @@ def exact_match_of_long_answers(
     exact = next((name for name in context.metrics if name == "exact_match"), None)
     if LIKELIHOOD not in context.metrics or exact is None or words is None or words <= SHORT_ANSWER:
         return
-    length = f"the median answer has {words:g} words, and above {SHORT_ANSWER} exact match stays near 0 for any model"
+    length = f"the median answer has {words:g} words, and above {SHORT_ANSWER} exact match hardly moves"
     if gate is not None and gate.metric == exact:
         yield Finding(
             field="evaluate.gate.metric",
