@@ -30,7 +30,6 @@ from surefit.data.tokens.collate import collate
 from surefit.data.tokens.tokenize import encode_turns
 from surefit.evaluate.free_text import CUT, LOSS, OTHER_LOSS, UNREAD
 from surefit.evaluate.rows import EvalRows
-from surefit.facts.activations import chunk_rows
 from surefit.facts.free_text import LIKELIHOOD
 from surefit.facts.thinking import strip_reasoning
 from surefit.generate.engine import generation_mode, memory_errors, padding_id
@@ -39,7 +38,8 @@ from surefit.task import Example, Scores, TaskRecipe
 
 TRIES = 50
 """Rows that are looked at for one with another prompt and another answer."""
-_FLOAT32 = 4
+FEWEST_LOGITS = 16
+"""Positions whose logits exist at a time, at least: 20 MB of a vocabulary of 150,000."""
 _INCOMPLETE = "\ufffd"  # what a tokenizer decodes the first bytes of a character to
 
 
@@ -151,7 +151,7 @@ def read_answer_likelihoods(
         for prompt in (prompts[row], other_prompts[row]) if answer is not None else ():
             read = None if prompt is None or answer is None else _sequence(prompt, answer, limit)
             sequences.append(read or _Sequence([], 0))
-    values = iter(_log_probabilities(model, tokenizer, sequences, batch_size * max(map(len, prompts), default=1)))
+    values = iter(_log_probabilities(model, tokenizer, sequences, batch_size, max(map(len, prompts), default=1)))
     scores: list[Scores] = []
     cut = 0
     for answer in answers:
@@ -195,16 +195,19 @@ def _row_scores(own: Sequence[float], other: Sequence[float]) -> Scores:
 
 
 def _log_probabilities(
-    model: Any, tokenizer: PreTrainedTokenizerBase, sequences: Sequence[_Sequence], tokens: int
+    model: Any, tokenizer: PreTrainedTokenizerBase, sequences: Sequence[_Sequence], batch_size: int, longest: int
 ) -> list[list[float]]:
-    """Return the log-probability of each target token of each sequence, in nats; batches hold sequences of similar
-    length, the longest first, and at most `tokens` tokens with their padding."""
+    """Return the log-probability of each target token of each sequence, in nats.
+
+    Batches hold sequences of similar length, the longest first, and at most `batch_size` times `longest` tokens with
+    their padding; the logits of `batch_size` positions exist at a time. Generating answers to these prompts needs as
+    much, and a KV cache besides, so that the memory planned for it is enough."""
     found: list[list[float]] = [[] for _ in sequences]
     pad = padding_id(model, tokenizer)
     with generation_mode(model), torch.no_grad():
-        for batch in _batches([len(sequence.ids) for sequence in sequences], tokens):
+        for batch in _batches([len(sequence.ids) for sequence in sequences], batch_size * longest):
             with memory_errors(len(batch), len(sequences[batch[0]].ids)):
-                values = _read_batch(model, [sequences[n] for n in batch], pad)
+                values = _read_batch(model, [sequences[n] for n in batch], pad, max(batch_size, FEWEST_LOGITS))
             if any(math.isnan(value) for value in values):
                 raise ModelError(
                     "the model's logits are NaN",
@@ -231,9 +234,9 @@ def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _read_batch(model: Any, sequences: Sequence[_Sequence], pad_id: int) -> list[float]:
-    """Return the log-probabilities of all targets of a batch, one sequence behind the other; the logits of a part of
-    them exist at any time, as in the loss of training."""
+def _read_batch(model: Any, sequences: Sequence[_Sequence], pad_id: int, size: int) -> list[float]:
+    """Return the log-probabilities of all targets of a batch, one sequence behind the other; the logits of `size` of
+    them exist at a time."""
     labels = [[-100] * (len(s.ids) - s.targets) + s.ids[len(s.ids) - s.targets :] for s in sequences]
     batch = collate([(s.ids, row) for s, row in zip(sequences, labels, strict=True)], pad_id)  # type: ignore[misc]
     device = model.device
@@ -251,7 +254,6 @@ def _read_batch(model: Any, sequences: Sequence[_Sequence], pad_id: int) -> list
     states = states.index_select(0, batch["loss_rows"].to(states.device))
     causal_lm = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = OutputHead(causal_lm, decoder, type(output))
-    size = max(1, chunk_rows(len(states), causal_lm.config.get_text_config().vocab_size, _FLOAT32))
     parts = [slice(start, start + size) for start in range(0, len(states), size)]
     return [value for part in parts for value in _gather(head(states[part]), batch["targets"][part])]
 
