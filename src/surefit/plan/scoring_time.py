@@ -167,7 +167,8 @@ def _seconds_of_set(
     reading, writing = _passes(base, rows, prompt, prompt + math.ceil(high / 2), adapted)
     read, write = roofline(reading, rates)[0], roofline(writing, rates)[0]
     # The answers are read with the prompts, which takes as much longer as there are more tokens.
-    own = LIKELIHOOD_PASSES * read / section.num_beams * (1 + (each.answer or 1) / prompt) if scored.free_text else 0.0
+    share = (1 + (each.answer or 1) / prompt) / (section.num_beams * section.samples)
+    own = LIKELIHOOD_PASSES * read * share if scored.free_text else 0.0
     low_seconds, high_seconds = (read + own + passes * write for passes in (low, high))
     return ValueRange(low_seconds * (1 - rates.margin), high_seconds * (1 + rates.margin)) * batches
 
