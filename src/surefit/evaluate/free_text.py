@@ -15,7 +15,7 @@ from surefit.evaluate.paired import ScoreRows
 from surefit.evaluate.stats import PairedDifference, paired_aggregates, paired_bootstrap
 from surefit.facts.free_text import LIKELIHOOD, SHORT_ANSWER, median_words
 from surefit.facts.thinking import strip_reasoning
-from surefit.task import Example, Scores, TaskRecipe
+from surefit.task import Example, Scores, TaskRecipe, mean_scores
 
 LOSS, OTHER_LOSS = "_answer_loss", "_other_prompt_loss"
 """Row scores that are no metrics: nats per token of the answer behind its own prompt, and behind another row's."""
@@ -59,7 +59,8 @@ def choose_metric(recipe: TaskRecipe, examples: Sequence[Example], server: bool 
         server: whether the trained model answers behind a server, which gives no likelihood of a given text.
     """
     answers = (strip_reasoning(example.completion) for example in examples if example.completion)
-    words = median_words(answers) if recipe.free_text and not recipe.parts else None
+    is_free = recipe.free_text and recipe.aggregate is mean_scores and not recipe.parts
+    words = median_words(answers) if is_free else None
     if words is None:
         return MetricChoice(recipe)
     other = recipe.primary_metric.replace("_", " ")
@@ -191,8 +192,8 @@ def measure_fit_effect(a: str, b: str, before: ScoreRows, after: ScoreRows) -> F
     share = paired_aggregates(old_rows, new_rows, _share_of_prompt)[SHARE]
     if outcome == "better" and share[1] <= 0:
         outcome = "wording"
-    shares = (_share_of_prompt(rows)[SHARE] for rows in (old_rows, new_rows))
-    return FitEffect(a, b, outcome, losses[0], losses[1], change, *shares, share)
+    shares = [_share_of_prompt(rows)[SHARE] for rows in (old_rows, new_rows)]
+    return FitEffect(a, b, outcome, losses[0], losses[1], change, shares[0], shares[1], share)
 
 
 def _paired(pairs: Sequence[tuple[Scores, Scores]], name: str, sign: float) -> PairedDifference:

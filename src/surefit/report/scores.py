@@ -34,9 +34,9 @@ MAX_COMPARISONS = 72
 MAX_CONTESTS = 10
 HELPED = "Did training help?"
 ALSO = "Did training change this score?"
-FIT_TONES: dict[str, Literal["good", "bad", "neutral"]] = {"better": "good", "worse": "bad"} | dict.fromkeys(
-    ("unclear", "mixed", "wording"), "neutral"
-)
+FIT_TONES: dict[str, Literal["good", "bad", "neutral"]] = {
+    "better": "good", "worse": "bad", "unclear": "neutral", "mixed": "neutral", "wording": "neutral",
+}  # fmt: skip
 FIT_OUTCOMES = {
     "better": "fits better", "worse": "fits worse", "unclear": "no clear difference", "mixed": "mixed",
     "wording": "the wording only",
