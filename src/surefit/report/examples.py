@@ -19,7 +19,7 @@ from surefit.report.shapes import PredictionRecord
 from surefit.report.text import shorten_text
 
 Kind = Literal["won", "lost", "wrong", "right"]
-KINDS: dict[Kind, str] = {"lost": "Lost", "wrong": "Still wrong", "right": "Still right", "won": "Won"}
+KINDS: dict[Kind, str] = {"won": "Won", "lost": "Lost", "wrong": "Still wrong", "right": "Still right"}
 SHOWN: dict[Kind, int] = {"won": 20, "lost": 20, "wrong": 10, "right": 5}
 """Largest number of examples of a kind and set, evenly spaced over all of them."""
 EXAMPLE_SETS = 3
