@@ -133,6 +133,9 @@ class TaskRecipe:
             answer alone (`facts.thinking.answer_of`).
         parts: name → task, where this recipe is several tasks in one run (`recipes.mixed`): its metrics are theirs,
             each prefixed with the task's name and a dot, and its primary metric is the mean of their primary metrics.
+        free_text: whether answers are free text, which can be right in many words. Then the model's probability of each
+            row's own answer is a metric as well (`answer_likelihood`), and decides where the answers are long
+            (`evaluate.free_text`). It needs scores whose means are the corpus scores (no `aggregate` of its own).
         column_names: column that the recipe reads → column of the rows, where the config renames some (`data.columns`).
         role_names: role → its name in the rows (`data.roles`).
     """
@@ -157,6 +160,7 @@ class TaskRecipe:
     score_many: Callable[[Sequence[tuple[Example, Prediction]]], Sequence[Scores]] | None = None
     metrics: tuple[str, ...] = ()
     thoughts: bool = False
+    free_text: bool = False
     parts: Mapping[str, TaskRecipe] = field(default_factory=dict)
     column_names: Mapping[str, str] = field(default_factory=dict)
     role_names: Mapping[str, str] = field(default_factory=dict)

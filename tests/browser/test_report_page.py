@@ -86,7 +86,9 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_report(one)
     two = RunDir(Path(shutil.copytree(one.path, folder / "two")))
     two.resolved.write_text(two.resolved.read_text().replace("  r: 16 ", "  r: 4 "))
-    recipe: Any = SimpleNamespace(name="r", primary_metric="ast_accuracy", aggregate=mean_scores, parts={})
+    recipe: Any = SimpleNamespace(
+        name="r", primary_metric="ast_accuracy", aggregate=mean_scores, parts={}, free_text=False
+    )
     return build_comparison([one, two], folder / "compare.html", lambda name: recipe)
 
 

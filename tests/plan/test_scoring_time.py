@@ -13,6 +13,8 @@ from surefit.cli.app import app
 from surefit.config.load import load_config
 from surefit.config.resolve import ResolvedConfig, resolve_config
 from surefit.core.units import GIB, KIB
+from surefit.evaluate.likelihood import read_answer_likelihoods, reference_tokens
+from surefit.evaluate.rows import EvalRows
 from surefit.facts.answering_time import answering_seconds, checkpoints_against_training
 from surefit.facts.eval_prompts import EvalPromptFacts, EvalPromptSet
 from surefit.facts.gpus import find_gpu
@@ -26,6 +28,7 @@ from surefit.plan.profile import DeviceProfile, DeviceRates, profile_folder
 from surefit.plan.scoring_time import ValueRange, estimate_scoring_time
 from surefit.plan.time import roofline
 from surefit.plan.trace import Recorder
+from surefit.task import Example
 
 RATES = DeviceRates({"float32": [(1, 1e11)]}, [(1, 1e10)], 20e-6, {"float32": 1e11}, 0.0, "made up", overlaps=False)
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -53,8 +56,9 @@ def timed(
     *sets: EvalPromptSet,
     rates: DeviceRates = RATES,
     ranked: bool = False,
+    free_text: bool = False,
 ):
-    found = estimate_scoring_time(*made, EvalPromptFacts(sets, ranked), 100, rates)
+    found = estimate_scoring_time(*made, EvalPromptFacts(sets, ranked, free_text), 100, rates)
     assert found is not None
     return found
 
@@ -88,6 +92,27 @@ def test_more_of_anything_takes_longer(tmp_path: Path) -> None:
     more = timed(run(tmp_path), usual, EvalPromptSet("old", 40, 96, 96.0, 5.0))
     assert more.answering.high == pytest.approx(2 * least.answering.high)
     assert timed(run(tmp_path), usual, ranked=True).answering.high < least.answering.low
+
+
+def test_reading_the_rows_own_answers_is_counted(tmp_path: Path) -> None:
+    """The two passes of `evaluate.likelihood`, counted on tensors that hold data."""
+    made = run(tmp_path, train={"method": "full"})
+    model, tokenizer = load_model(made[0].config.model, made[2]), load_tokenizer(made[0].config.model)
+    answer = "We will replace the kettle within three days and refund the full price."
+    turns = [({"role": "user", "content": f"ask {n}"}, {"role": "assistant", "content": answer}) for n in range(16)]
+    examples = [Example(messages, completion=answer) for messages in turns]
+    prompts = [[5 + n] * 96 for n in range(16)]
+    tokens = len(reference_tokens(examples[0], tokenizer).ids)  # type: ignore[union-attr]
+    tally, recorder = OperatorCounter({"reading"}), Recorder()
+    recorder.watch = tally.note
+    rows = EvalRows(list(range(16)), examples, [str(n) for n in range(16)])
+    with recorder:
+        recorder.start("reading")
+        read_answer_likelihoods(model, tokenizer, rows, prompts, prompts[::-1], 8)
+    real = roofline(tally.operations, RATES)[0]
+    rows_set = EvalPromptSet("eval", 16, 96, 96.0, float(tokens))
+    planned = timed(made, rows_set, free_text=True).answering.high - timed(made, rows_set).answering.high
+    assert planned / 2 == pytest.approx(real, rel=0.15), "of base and model; all but the logits of the answers"
 
 
 def test_one_checkpoint_is_scored_by_the_adapter_on_the_held_out_rows(tmp_path: Path) -> None:

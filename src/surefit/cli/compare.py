@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.progress import OnProgress
 from surefit.core.rundir import write_atomic
 from surefit.core.units import truncate_text
+from surefit.facts.free_text import is_likelihood
 
 if TYPE_CHECKING:
     from surefit.evaluate.compare import AnswerComparison, ComparedRow, MetricComparison
@@ -164,6 +165,8 @@ def _say(out: Output, compared: AnswerComparison) -> None:
     out.table(f"{len(compared.rows):,} rows, 95 % intervals", columns, rows)
     for title, examples in (("won by B", compared.won()), ("lost by B", compared.lost())):
         _say_examples(out, title, examples)
+    if compared.reason:
+        out.paragraph(f"{compared.reason[:1].upper()}{compared.reason[1:]}.")
     out.paragraph(_verdict(compared), {"better": "green", "worse": "red"}.get(compared.verdict))
 
 
@@ -182,6 +185,8 @@ def _row(name: str, metric: MetricComparison) -> list[str]:
 
 
 def _verdict(compared: AnswerComparison) -> str:
+    if compared.fit is not None and is_likelihood(compared.metric):
+        return f"{replace(compared.fit, a='A', b='B').sentence}."
     main = compared.main
     rows = main.difference.wins + main.difference.losses + main.difference.ties
     text = {

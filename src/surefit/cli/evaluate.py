@@ -16,6 +16,7 @@ from surefit.core.rundir import RunDir, read_json
 from surefit.core.sampling import evenly_spaced
 from surefit.core.units import plural, truncate_text
 from surefit.evaluate.answers import BASELINE, GRAMMAR, base_variant, read_variant, select_tuned_variant
+from surefit.evaluate.free_text import CUT, READ_COUNTS
 
 if TYPE_CHECKING:
     from surefit.parallel.process_group import World
@@ -144,15 +145,24 @@ def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
         free = any(not v.endswith(GRAMMAR) and not v.startswith(BASELINE) for v in variants)
         modes = [("", primary)] * (free or not grammar) + [(GRAMMAR, "with grammar" if free else primary)] * grammar
         records = {variant: read_json(run.eval / name / f"{variant}.json") for variant in variants}
+        fit = set_summary.get("fit")
         rows = [
             [
                 variant,
                 *(interval_text(variants.get(_variant_label(variant, suffix), {}).get(primary)) for suffix, _ in modes),
+                *(_both_losses(fit["losses"], variant, modes) if fit else ()),
                 *(_both(records, variant, modes, key) for key in ("truncated", "unparsed", "tokens_per_second")),
             ]
             for variant in models
         ]
-        columns = ["model", *(title for _, title in modes), "cut off", "unparsed", "tokens/s"]
+        columns = [
+            "model",
+            *(title for _, title in modes),
+            *(["loss/token"] if fit else []),
+            "cut off",
+            "unparsed",
+            "tokens/s",
+        ]
         left_out = (
             f"; {set_summary['unanswered']:,} more have no answer to compare with"
             if set_summary.get("unanswered")
@@ -161,7 +171,10 @@ def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
         out.table(f"{name}: {plural(set_summary['n'], 'row')}, {primary} with 95 % intervals{left_out}", columns, rows)
         _say_other_metrics(out, name, variants, primary)
         for pair in _comparisons_to_tell(set_summary["comparisons"], primary, variants):
-            out.say(comparison_sentence(pair))
+            if not _is_told_as_fit(pair, fit):
+                out.say(comparison_sentence(pair))
+        if fit:
+            _say_fit(out, fit, records)
     for text in summary["set_aside"]:
         out.note(f"kept, not overwritten: {text}")
     for text in summary["left_out"]:
@@ -179,6 +192,31 @@ def _both(about: dict[str, dict[str, Any]], variant: str, ways: Sequence[tuple[s
     """Return a figure without and with the grammar: 12 | 0."""
     values = [about[variant + suffix].get(key) for suffix, _ in ways if variant + suffix in about]
     return " | ".join("-" if value is None else f"{value:,.0f}" for value in values) or "-"
+
+
+def _both_losses(losses: dict[str, float], variant: str, modes: Sequence[tuple[str, str]]) -> list[str]:
+    values = [losses[variant + suffix] for suffix, _ in modes if variant + suffix in losses]
+    return [f"{values[0]:.2f}" if values else "-"]  # a grammar changes no likelihood
+
+
+def _is_told_as_fit(pair: dict[str, Any], fit: dict[str, Any] | None) -> bool:
+    """Return whether `_say_fit` says what a comparison of the likelihoods would."""
+    pairs = [(effect["a"], effect["b"]) for effect in fit["effects"]] if fit and fit["decides"] else []
+    return (pair["a"], pair["b"]) in pairs
+
+
+def _say_fit(out: Output, fit: dict[str, Any], records: dict[str, dict[str, Any]]) -> None:
+    """Print which metric decides and why, what training did to the fit, and which answers were not read whole."""
+    for effect in fit["effects"]:
+        out.say(effect["sentence"])
+    if fit["reason"]:
+        out.note(f"{fit['reason']}")
+    counts = [{key: record.get(key, 0) for key in READ_COUNTS} for record in records.values() if CUT in record]
+    cut, unread = (max((count[key] for count in counts), default=0) for key in READ_COUNTS)
+    if cut:
+        out.note(f"{plural(cut, 'answer')} longer than data.max_length or the model's context: its beginning was read")
+    if unread:
+        out.note(f"{plural(unread, 'row')} without a likelihood: an empty answer, or no room for one behind the prompt")
 
 
 def _say_other_metrics(out: Output, name: str, variants: dict[str, Any], primary: str) -> None:

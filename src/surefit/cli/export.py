@@ -170,6 +170,7 @@ def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path
     from surefit.evaluate.estimates import compute_estimates
     from surefit.evaluate.generation_settings import list_generation_settings
     from surefit.evaluate.inference import LocalModel
+    from surefit.evaluate.likelihood import measures_likelihood
     from surefit.evaluate.rows import predictions_from_answers, score_rows, select_eval_rows
     from surefit.merge.quantised import reload_converted
     from surefit.model.tokenizer import load_tokenizer
@@ -181,10 +182,15 @@ def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path
     usable = drop_untokenizable(held_out, tokenizer, config.data.bad_rows, eval_key(config.data))
     rows = select_eval_rows("eval", usable, config.evaluate.max_examples)
     settings = list_generation_settings(config, run.recipe)[0]
-    respondent = LocalModel(model, tokenizer, run.recipe, build_prompt_cutter(config, tokenizer))
+    cut = build_prompt_cutter(config, tokenizer)
+    respondent = LocalModel(model, tokenizer, run.recipe, cut, config.data.max_length)
+    prompts = respondent.prompts(rows)
     with out.progress("scoring") as on_progress:
-        answers = respondent.answer(rows, respondent.prompts(rows), settings, on_progress)
+        answers = respondent.answer(rows, prompts, settings, on_progress)
     scores = score_rows(run.recipe, rows, predictions_from_answers(run.recipe, rows, answers))
+    if measures_likelihood(run.recipe):
+        likelihoods = respondent.likelihoods(rows, prompts, settings).scores
+        scores = [row | likelihood for row, likelihood in zip(scores, likelihoods, strict=True)]
     estimates = compute_estimates(scores, run.recipe)
     differences = _differences_to_merged(run, settings.of(conversion.source.name), rows.where, scores)
     lines = [

@@ -60,6 +60,8 @@ def _say(out: Output, record: dict[str, Any]) -> None:
     ]
     title = f"{record['recipe']} (scorer version {record['recipe_version']}), 95 % intervals"
     out.table(title, ["metric", *columns, "rows"], rows)
+    if record["reason"]:
+        out.note(record["reason"])
     total = "" if record["n"] == record["references"] else f" of {record['references']:,}"
     out.say(
         f"{plural(record['n'], 'row')}{total}, matched by {record['matched_by']}; {record['unparsed']} did not parse, "

@@ -371,7 +371,8 @@ class GateSection(Section):
     """The condition under which `evaluate` exits with 0: with 1 where it fails, with 5 where the rows cannot tell."""
 
     metric: str | None = None
-    """The metric to look at; the recipe's primary metric if not set."""
+    """The metric to look at; the recipe's primary metric if not set: for free-text answers the one that their length
+    chooses, answer_likelihood or exact_match."""
     min: Annotated[float, Field(ge=0, le=1)] | None = None
     """The tuned model must score at least this."""
     not_worse_than: PathText | None = None

@@ -25,8 +25,10 @@ from surefit.data.rows.shorten import build_prompt_cutter
 from surefit.evaluate.answers import GRAMMAR, checkpoint_step
 from surefit.evaluate.curve import draw_checkpoint_curve
 from surefit.evaluate.distributed import score_distributed
+from surefit.evaluate.free_text import choose_metric
 from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
 from surefit.evaluate.inference import LocalModel
+from surefit.evaluate.likelihood import measures_likelihood, pair_with_other_prompts
 from surefit.evaluate.paired import paired_differences
 from surefit.evaluate.record import ResultStore
 from surefit.evaluate.rows import EvalRows, require_scorable, select_eval_rows
@@ -74,6 +76,7 @@ def score_checkpoints(
     """
     world = world or World()
     rows = run_on_rank0(world, partial(_rows, config, recipe, run, held_out))
+    recipe = choose_metric(recipe, rows.examples).recipe
     settings = list_generation_settings(config, recipe)[0]
     queue = _Queue(ResultStore(config, recipe, run), settings, rows)
     checkpoint_model: CheckpointModel | None = None
@@ -90,6 +93,7 @@ def score_checkpoints(
             checkpoint_model.tokenizer,
             recipe,
             build_prompt_cutter(config, checkpoint_model.tokenizer),
+            config.data.max_length,
         )
         report_progress = offset_progress(on_progress, done * len(rows), total * len(rows), name)
         result = score_distributed(name, respondent, recipe, rows, settings, cache, world, report_progress)
@@ -112,7 +116,7 @@ def _rows(config: SureFitConfig, recipe: TaskRecipe, run: RunDir, held_out: Exam
         )
     rows = select_eval_rows(SET, held_out, config.evaluate.max_examples)
     require_scorable(rows, recipe, config.evaluate.samples)
-    return rows
+    return pair_with_other_prompts(rows) if measures_likelihood(recipe) else rows
 
 
 class _Queue:

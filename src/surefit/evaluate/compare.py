@@ -17,8 +17,10 @@ from surefit.core.errors import ConfigError, DataError, did_you_mean
 from surefit.core.sampling import evenly_spaced
 from surefit.evaluate.answers import BASELINE, Answers, align_answers, list_scored_variants, read_answers, read_run
 from surefit.evaluate.estimates import compute_estimates
+from surefit.evaluate.free_text import FitEffect, choose_metric_of_scores, measure_fit_effect
 from surefit.evaluate.paired import ScoreRows, paired_differences
 from surefit.evaluate.stats import MeanInterval, PairedDifference, Verdict, detectable_difference, spread_of_difference
+from surefit.facts.free_text import is_likelihood
 from surefit.task import TaskRecipe, add_task_prefix, mean_scores, select_task_rows, strip_task_prefix
 
 SHOWN = 5
@@ -84,6 +86,8 @@ class AnswerComparison:
         metric: the metric of the verdict.
         metrics: every metric, that of the verdict first.
         rows: all rows, in the order of b.
+        fit: how well both fit free-text answers; None where no likelihoods were read.
+        reason: why this metric decides, where answers are free text.
     """
 
     a: str
@@ -92,6 +96,8 @@ class AnswerComparison:
     metric: str
     metrics: dict[str, MetricComparison]
     rows: list[ComparedRow]
+    fit: FitEffect | None = None
+    reason: str = ""
 
     @property
     def main(self) -> MetricComparison:
@@ -100,7 +106,10 @@ class AnswerComparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on b: better, worse, or undecided if the interval contains zero."""
+        """Verdict on b: better, worse, or undecided if the interval contains zero; for free text that of the fit, where
+        better and worse mean that b fits the answers so."""
+        if self.fit is not None and is_likelihood(self.metric):
+            return self.fit.outcome if self.fit.outcome in ("better", "worse") else "undecided"
         return self.main.difference.verdict
 
     def won(self) -> list[ComparedRow]:
@@ -123,6 +132,8 @@ class AnswerComparison:
             "metrics": {name: metric.document() for name, metric in self.metrics.items()},
             "won": [row.document() for row in self.won()],
             "lost": [row.document() for row in self.lost()],
+            "fit": None if self.fit is None else self.fit.document(),
+            "reason": self.reason,
             "judge": judge,
         }
 
@@ -203,12 +214,17 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
     """
     lines = align_answers(a, b)
     before, after = ([line["scores"] for line in side] for side in (lines, b.lines))
+    choice = choose_metric_of_scores(recipe, b.lines, (before, after))
+    recipe = choice.recipe
     differences = paired_differences(a.name, b.name, before, after, recipe)
     main = metric or recipe.primary_metric
     if main not in differences:
         problem = f"the recipe {recipe.name} has no metric {main!r}{did_you_mean(main, differences)}"
         raise ConfigError(problem, code="E7013", help=f"choose from {', '.join(differences)}")
-    old, new = (compute_estimates(rows, recipe) for rows in (before, after))
+    old, new = (
+        {name: value for name, value in compute_estimates(rows, recipe).items() if name in differences}
+        for rows in (before, after)
+    )
     sensitivity = _sensitivity(before, after, recipe, differences, new)
     metrics = {
         name: MetricComparison(old[name], new[name], differences[name], *sensitivity[name])
@@ -216,7 +232,8 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
     }
     values = _values_per_row(before, after, main, recipe)
     rows = [ComparedRow(*row) for row in zip(lines, b.lines, values, strict=True)]
-    return AnswerComparison(a.name, b.name, recipe.name, main, metrics, rows)
+    fit = measure_fit_effect(a.name, b.name, before, after) if recipe.free_text else None
+    return AnswerComparison(a.name, b.name, recipe.name, main, metrics, rows, fit, choice.reason)
 
 
 def _sensitivity(

@@ -70,6 +70,7 @@ def merge_results(parts: Sequence[VariantResult]) -> VariantResult:
         sum(part.unparsed for part in parts),
         max(part.seconds or 0.0 for part in parts),
         sum(part.tokens or 0 for part in parts),
+        {name: sum(part.read_counts.get(name, 0) for part in parts) for name in first.read_counts},
     )
 
 

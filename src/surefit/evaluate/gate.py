@@ -36,6 +36,7 @@ from surefit.evaluate.answers import (
 from surefit.evaluate.estimates import compute_estimates
 from surefit.evaluate.paired import ScoreRows, paired_differences
 from surefit.evaluate.stats import MeanInterval, PairedDifference, rows_to_rule_out
+from surefit.facts.free_text import is_likelihood
 from surefit.task import TaskRecipe, select_task_rows
 
 Outcome = Literal["passed", "failed", "cannot tell"]
@@ -68,7 +69,10 @@ def evaluate_gate(
     if tuned is None:
         return _document(gate, "", [GateCondition("cannot tell", "the tuned model has not been scored")])
     estimates = compute_estimates(scored[tuned], recipe, gate.confidence)
-    metric = gate_metric(gate, recipe.primary_metric, estimates)
+    metric = gate_metric(gate, recipe.primary_metric, [*estimates, *filter(is_likelihood, recipe.metrics)])
+    if metric not in estimates:
+        text = f"{tuned} has no {metric}" + (": a server gives none" if is_likelihood(metric) else "")
+        return _document(gate, "", [GateCondition("cannot tell", text)])
     conditions = []
     if gate.min is not None:
         conditions.append(_check_minimum(gate.min, gate.margin, estimates[metric]))

@@ -13,6 +13,7 @@ from surefit.data.rows.layouts import Examples
 from surefit.data.rows.shorten import build_prompt_cutter
 from surefit.evaluate.generation_settings import list_generation_settings
 from surefit.evaluate.inference import LocalModel
+from surefit.evaluate.likelihood import measures_likelihood, pair_with_other_prompts
 from surefit.evaluate.rows import predictions_from_answers, score_rows, select_eval_rows
 from surefit.evaluate.settings import require_evaluation_settings
 from surefit.model.prepare import reads_padding
@@ -43,10 +44,16 @@ def build_scorer(
     rows = select_eval_rows("eval", held_out, config.evaluate.max_examples)
     cut = build_prompt_cutter(config, tokenizer)
     prompts = LocalModel(None, tokenizer, recipe, cut).prompts(rows)
+    reads_answers = measures_likelihood(recipe)
+    if reads_answers:
+        rows = pair_with_other_prompts(rows)
 
     def score(model: Any) -> Mapping[str, float]:
+        respondent = LocalModel(model, tokenizer, recipe, cut, config.data.max_length)
         with reads_padding(model):
-            answers = LocalModel(model, tokenizer, recipe, cut).answer(rows, prompts, settings, ignore_progress)
-        return dict(recipe.aggregate(score_rows(recipe, rows, predictions_from_answers(recipe, rows, answers))))
+            answers = respondent.answer(rows, prompts, settings, ignore_progress)
+            likelihoods = respondent.likelihoods(rows, prompts, settings).scores if reads_answers else [{}] * len(rows)
+        scores = score_rows(recipe, rows, predictions_from_answers(recipe, rows, answers))
+        return dict(recipe.aggregate([row | more for row, more in zip(scores, likelihoods, strict=True)]))
 
     return score

@@ -16,10 +16,11 @@ from surefit.core.progress import OnProgress, ignore_progress, offset_progress
 from surefit.data.tokens.tokenize import tokenize_beginning, tokenize_label_prompt, tokenize_prompt
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.generation_settings import GenerationSettings
+from surefit.evaluate.likelihood import AnswerLikelihoods, read_answer_likelihoods
 from surefit.evaluate.rows import EvalRows, GeneratedAnswer
 from surefit.generate.engine import Generation, generate
 from surefit.generate.verbalizer import rank_labels
-from surefit.task import Example, Grammar, TaskRecipe
+from surefit.task import Example, Grammar, Scores, TaskRecipe, add_task_prefix
 
 if TYPE_CHECKING:
     from surefit.generate.server import ServedModel
@@ -46,15 +47,24 @@ class PromptModel(Protocol):
     ) -> list[GeneratedAnswer]:
         """Return one answer per row; `on_progress` counts rows."""
 
+    def likelihoods(self, rows: EvalRows, prompts: Sequence[Any], way: GenerationSettings) -> AnswerLikelihoods | None:
+        """Return the model's likelihood of each row's own answer; None if it gives none."""
+
 
 class LocalModel:
     """A model in this process; its prompts are token ids, made after `cut` has shortened long documents
-    (`data.rows.shorten`)."""
+    (`data.rows.shorten`). Likelihoods are read of at most `max_length` tokens of a row."""
 
     def __init__(
-        self, model: Any, tokenizer: PreTrainedTokenizerBase, recipe: TaskRecipe, cut: Callable[[Example], Example]
+        self,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        recipe: TaskRecipe,
+        cut: Callable[[Example], Example],
+        max_length: int | None = None,
     ) -> None:
         self.model, self.tokenizer, self.recipe, self.cut = model, tokenizer, recipe, cut
+        self.max_length = max_length
 
     def prompts(self, rows: EvalRows) -> list[list[int]]:
         tokenize = tokenize_prompt if self.recipe.choices is None else tokenize_label_prompt
@@ -91,6 +101,32 @@ class LocalModel:
         )
         return _group_samples(generations, way.samples)
 
+    def likelihoods(self, rows: EvalRows, prompts: Sequence[list[int]], way: GenerationSettings) -> AnswerLikelihoods:
+        """Return the likelihoods of the free-text answers; other rows have none."""
+        free = [n for n, example in enumerate(rows.examples) if self.recipe.of(example).free_text]
+        chosen = rows.subset(free)
+        others: list[list[int] | None] = [None] * len(free)
+        paired = [n for n, other in enumerate(chosen.others) if other is not None]
+        other_rows = EvalRows(
+            paired, [other for other in chosen.others if other is not None], [chosen.where[n] for n in paired]
+        )
+        for n, prompt in zip(paired, self.prompts(other_rows), strict=True):
+            others[n] = prompt
+        found = read_answer_likelihoods(
+            self.model,
+            self.tokenizer,
+            chosen,
+            [prompts[n] for n in free],
+            others,
+            way.decoding.batch_size,
+            self.max_length,
+        )
+        scores: list[Scores] = [{} for _ in range(len(rows))]
+        for n, row_scores in zip(free, found.scores, strict=True):
+            part = rows.examples[n].part
+            scores[n] = row_scores if part is None else add_task_prefix(part, row_scores)
+        return AnswerLikelihoods(scores, found.counts)
+
 
 class ServerModel:
     """A model behind an OpenAI-compatible server; its prompts are conversations, which the server renders with its own
@@ -120,6 +156,9 @@ class ServerModel:
             _rows_of(on_progress, way.samples),
         )
         return _group_samples(generations, way.samples)
+
+    def likelihoods(self, rows: EvalRows, prompts: Sequence[Any], way: GenerationSettings) -> None:
+        """Return None: a server's interface has no likelihood of a given answer."""
 
 
 def candidate_labels(recipe: TaskRecipe, rows: EvalRows, place: int) -> Sequence[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from surefit.core.errors import DataError
 from surefit.evaluate.stats import PairedDifference, mean_of_estimates, paired_aggregates, paired_bootstrap
+from surefit.facts.free_text import is_likelihood
 from surefit.task import Scores, TaskRecipe, add_task_prefix, mean_scores, select_task_rows
 
 ScoreRows = Sequence[Scores]
@@ -37,7 +38,13 @@ def paired_differences(
     """
     if recipe.parts:
         return _differences_of_parts(a, b, before, after, recipe, confidence)
-    metrics = list(dict.fromkeys(name for row in (*before, *after) for name in row if not name.startswith("_")))
+    names = dict.fromkeys(name for row in (*before, *after) for name in row if not name.startswith("_"))
+    # A baseline's answers, and a server's, have no likelihood, and files of predictions may have none.
+    metrics = [
+        name
+        for name in names
+        if not is_likelihood(name) or all(any(name in row for row in rows) for rows in (before, after))
+    ]
     values_by_metric = {metric: _row_values(a, b, before, after, metric) for metric in metrics}
     if recipe.aggregate is mean_scores:
         return {metric: paired_bootstrap(*values, confidence) for metric, values in values_by_metric.items()}

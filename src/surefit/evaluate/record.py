@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, wri
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, checkpoint_step
 from surefit.evaluate.estimates import compute_estimates, documents
+from surefit.evaluate.free_text import READ_COUNTS
 from surefit.evaluate.gate import gate_metric
 from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
 from surefit.evaluate.rows import EvalRows
 from surefit.evaluate.variants import SERVED, known_variants, variant_location, variant_sha256
+from surefit.facts.free_text import is_likelihood
 from surefit.task import Scores, TaskRecipe
 
 SETTINGS = (
@@ -29,7 +31,7 @@ SETTINGS = (
 """Keys of `decoding` that answers depend on."""
 EARLIER = "earlier"
 """Directory in eval/ for scores of another recipe, other rows or other settings. None of them is overwritten."""
-ABOUT_ANSWERS = ("truncated", "unparsed")
+ABOUT_ANSWERS = ("truncated", "unparsed", *READ_COUNTS)
 """Counts that summary.json has of a variant's answers beside its scores; equal answers have equal counts."""
 
 
@@ -44,6 +46,7 @@ class VariantResult:
         costs: settings that only their speed depends on.
         truncated, unparsed: number of such answers; a row with several samples has several answers.
         seconds, tokens: time and tokens of all answers; None without a model.
+        read_counts: how many of the rows' own answers were read in part, or not at all (`evaluate.likelihood`).
     """
 
     variant: str
@@ -54,6 +57,7 @@ class VariantResult:
     unparsed: int
     seconds: float | None = None
     tokens: int | None = None
+    read_counts: dict[str, int] = field(default_factory=dict)
 
 
 def baseline_settings(samples: int) -> dict[str, Any]:
@@ -103,12 +107,17 @@ class ResultStore:
             "metrics": documents(metrics),
             "truncated": scored.truncated,
             "unparsed": scored.unparsed,
+            **scored.read_counts,
             "seconds": None if scored.seconds is None else round(scored.seconds, 3),
             "tokens_per_second": round(scored.tokens / scored.seconds, 1) if scored.tokens and scored.seconds else None,
             "decoding": scored.settings | scored.costs,
         }
         if name == "eval" and self.config.evaluate.gate:
-            gate_metric(self.config.evaluate.gate, self.recipe.primary_metric, metrics)
+            gate_metric(
+                self.config.evaluate.gate,
+                self.recipe.primary_metric,
+                [*metrics, *filter(is_likelihood, self.recipe.metrics)],
+            )
         path, predictions_file = _paths(self.run, name, variant)
         text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in scored.lines)
         previous = _record(path)
@@ -158,7 +167,7 @@ class ResultStore:
                 else:
                     record, lines = stored
                     scores.setdefault(name, {})[variant] = [line["scores"] for line in lines]
-                    counts.setdefault(name, {})[variant] = {key: record.get(key) for key in ABOUT_ANSWERS}
+                    counts.setdefault(name, {})[variant] = {key: record[key] for key in ABOUT_ANSWERS if key in record}
         return scores, counts, left_out
 
     def read(

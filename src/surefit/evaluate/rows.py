@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class EvalRows:
     """The rows of a set that are scored: their numbers in the set, examples and places; and the number of rows without
-    a gold answer, which are not scored."""
+    a gold answer, which are not scored.
+
+    Attributes:
+        others: for each row another one's example, behind whose prompt the row's answer is read as well; empty where no
+            likelihoods are read.
+    """
 
     indices: list[int]
     examples: list[Example]
     where: list[str]
     unanswered: int = 0
+    others: tuple[Example | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -38,7 +44,8 @@ class EvalRows:
     def subset(self, places: Sequence[int]) -> EvalRows:
         """Return the rows at these positions, with their numbers in the set."""
         indices, examples, where = ([column[i] for i in places] for column in (self.indices, self.examples, self.where))
-        return EvalRows(indices, examples, where, self.unanswered)  # type: ignore[arg-type]
+        others = tuple(self.others[i] for i in places) if self.others else ()
+        return EvalRows(indices, examples, where, self.unanswered, others)  # type: ignore[arg-type]
 
 
 def select_eval_rows(name: str, examples: Examples, limit: int | None) -> EvalRows:

@@ -18,10 +18,12 @@ from surefit.data.rows.layouts import Examples
 from surefit.data.rows.shorten import build_prompt_cutter
 from surefit.evaluate.answers import BASELINE, checkpoint_step
 from surefit.evaluate.distributed import score_distributed
+from surefit.evaluate.free_text import MetricChoice, choose_metric, describe_fit
 from surefit.evaluate.gate import require_reference
 from surefit.evaluate.generation_settings import list_generation_settings
 from surefit.evaluate.inference import LocalModel, PromptModel, ServerModel
 from surefit.evaluate.judging import score_baseline
+from surefit.evaluate.likelihood import measures_likelihood, pair_with_other_prompts
 from surefit.evaluate.record import ResultStore
 from surefit.evaluate.rows import EvalRows, require_scorable, select_eval_rows
 from surefit.evaluate.settings import require_evaluation_settings
@@ -69,6 +71,10 @@ def score_variants(
     """
     world = world or World()
     selected, rows_by_set = run_on_rank0(world, partial(select_variants_and_rows, config, recipe, run, sets, variants))
+    choice = choose_metric(
+        recipe, rows_by_set.get("eval", next(iter(rows_by_set.values()))).examples, bool(config.evaluate.server)
+    )
+    recipe = choice.recipe
     files = ResultStore(config, recipe, run, [name for name in selected if checkpoint_step(name) is not None])
     if world.is_first:
         files.set_aside_other_recipes()
@@ -88,7 +94,7 @@ def score_variants(
                     cache.forget()
                 done += len(rows)
         del respondent  # the next variant needs the memory
-    return run_on_rank0(world, partial(_write_summary, files, rows_by_set))
+    return run_on_rank0(world, partial(_write_summary, files, rows_by_set, choice))
 
 
 def select_variants_and_rows(
@@ -109,6 +115,8 @@ def select_variants_and_rows(
     }
     for rows in rows_by_set.values():
         require_scorable(rows, recipe, config.evaluate.samples)
+    if measures_likelihood(recipe):
+        rows_by_set = {name: pair_with_other_prompts(rows) for name, rows in rows_by_set.items()}
     return selected, rows_by_set
 
 
@@ -119,7 +127,7 @@ def _score_baselines(files: ResultStore, recipe: TaskRecipe, picked: Mapping[str
                 files.write(name, score_baseline(baseline, recipe, rows, samples))
 
 
-def _write_summary(files: ResultStore, picked: Mapping[str, EvalRows]) -> dict[str, Any]:
+def _write_summary(files: ResultStore, picked: Mapping[str, EvalRows], choice: MetricChoice) -> dict[str, Any]:
     """Write eval/summary.json, and return its content."""
     scores, answer_counts, left_out = files.comparable(picked)
     summary = summarize_evaluation(
@@ -129,6 +137,8 @@ def _write_summary(files: ResultStore, picked: Mapping[str, EvalRows]) -> dict[s
         summary["sets"][name]["answers"] = counts
         if unanswered := picked[name].unanswered:
             summary["sets"][name]["unanswered"] = unanswered
+        if fit := describe_fit(choice, scores[name]):
+            summary["sets"][name]["fit"] = fit
     write_json(files.run.eval_summary, summary)
     return summary
 
@@ -139,7 +149,7 @@ def open_prompt_models(
     """Yield (variant, model that answers for it). Drop each before the next one is requested: it holds a model in
     memory."""
     for name, model, tokenizer in open_variants(config, hardware, run, chosen):
-        yield name, LocalModel(model, tokenizer, recipe, build_prompt_cutter(config, tokenizer))
+        yield name, LocalModel(model, tokenizer, recipe, build_prompt_cutter(config, tokenizer), config.data.max_length)
         del model
     if SERVED in chosen:
         from surefit.generate.server import ServedModel

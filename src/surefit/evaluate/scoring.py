@@ -16,6 +16,7 @@ from surefit.data.read.load import Rows, load_rows
 from surefit.data.rows.layouts import Examples, to_examples, to_prompts
 from surefit.evaluate.answers import BASELINE
 from surefit.evaluate.estimates import compute_estimates, documents
+from surefit.evaluate.free_text import choose_metric
 from surefit.evaluate.rows import (
     EvalRows,
     RowPrediction,
@@ -90,6 +91,7 @@ def score_files(
     eval_rows = EvalRows.select(examples, [number for _, number in pairs])
     row_predictions = _predictions(recipe, eval_rows, [answer for answer, _ in pairs])
     scores = score_rows(recipe, eval_rows, row_predictions, on_progress)
+    reason = choose_metric(recipe, eval_rows.examples, server=True).reason
     lines = [
         build_prediction_line(eval_rows, place, row_predictions[place], scores[place], prompt=_prompt(example))
         | {"recipe": recipe.name, "recipe_version": recipe.version}
@@ -102,6 +104,7 @@ def score_files(
         "references": len(rows),
         "matched_by": matched_by,
         "primary_metric": recipe.primary_metric,
+        "reason": reason,
         "metrics": documents(compute_estimates(scores, recipe)),
         "unparsed": sum(line["parsed"] is None for line in lines),
         "truncated": sum(line["truncated"] for line in lines),

@@ -16,6 +16,7 @@ class EvalPromptSet:
             None where no row was sampled.
         mean: mean tokens of a prompt; answer: mean tokens of a gold answer; without a tokenizer, a quarter of the
             bytes. None where no row was sampled, and answer also where no row has one.
+        answer_words: median words of a gold answer; None where no row was sampled or has one.
         looked_at: rows of the sample; unanswered: rows among them without a gold answer, such as plain text.
     """
 
@@ -26,6 +27,7 @@ class EvalPromptSet:
     answer: float | None = None
     looked_at: int = 0
     unanswered: int = 0
+    answer_words: float | None = None
 
     @property
     def has_no_answer(self) -> bool:
@@ -39,10 +41,12 @@ class EvalPromptFacts:
 
     Attributes:
         ranked: the recipe ranks labels, and no answer is generated.
+        free_text: the likelihood of the rows' own answers is read as well, in two forward passes.
     """
 
     sets: tuple[EvalPromptSet, ...]
     ranked: bool = False
+    free_text: bool = False
 
     @property
     def held_out(self) -> EvalPromptSet:

@@ -41,6 +41,8 @@ from surefit.plan.time import DISK_BYTES_PER_SECOND, SHALLOW, START_SECONDS, roo
 from surefit.plan.trace import Recorder
 
 READ, WRITE = "reading the prompts", "generating a token"
+LIKELIHOOD_PASSES = 2
+"""Forward passes over prompt and answer in which `evaluate.likelihood` reads a row of free text."""
 ROUNDING = 16
 """Tokens to which lengths are rounded up, so that sets of about the same length are simulated once."""
 
@@ -112,7 +114,7 @@ def estimate_scoring_time(
 
     def answers(each: EvalPromptSet, variant: str) -> ValueRange:
         adapted = variant == "adapter"
-        return _seconds_of_set(config, model, base, each, scored.ranked, usual, rates, adapted=adapted)
+        return _seconds_of_set(config, model, base, each, scored, usual, rates, adapted=adapted)
 
     total = (
         sum((answers(prompt_set, variant) for prompt_set in scored.sets for variant in variants), ValueRange(0, 0))
@@ -142,13 +144,15 @@ def _seconds_of_set(
     model: ModelFacts,
     base: StepConfig,
     each: EvalPromptSet,
-    ranked: bool,
+    scored: EvalPromptFacts,
     usual: int,
     rates: DeviceRates,
     *,
     adapted: bool,
 ) -> ValueRange:
-    """Return the seconds of a set's answers by one model in one way of decoding."""
+    """Return the seconds of a set's answers by one model in one way of decoding; for free text with the passes that
+    read each row's own answer behind its prompt, and behind another one."""
+    ranked = scored.ranked
     section = config.evaluate
     assert isinstance(section.batch_size, int)
     prompt, tokens = _prompt(model, each, usual), _tokens(config, model, each, ranked, usual)
@@ -162,7 +166,11 @@ def _seconds_of_set(
     low, high = (0.0, 0.0) if ranked else (max(0.0, tokens.low - 1), tokens.high - 1)
     reading, writing = _passes(base, rows, prompt, prompt + math.ceil(high / 2), adapted)
     read, write = roofline(reading, rates)[0], roofline(writing, rates)[0]
-    return ValueRange((read + low * write) * (1 - rates.margin), (read + high * write) * (1 + rates.margin)) * batches
+    # The answers are read with the prompts, which takes as much longer as there are more tokens.
+    share = (1 + (each.answer or 1) / prompt) / (section.num_beams * section.samples)
+    own = LIKELIHOOD_PASSES * read * share if scored.free_text else 0.0
+    low_seconds, high_seconds = (read + own + passes * write for passes in (low, high))
+    return ValueRange(low_seconds * (1 - rates.margin), high_seconds * (1 + rates.margin)) * batches
 
 
 def _prompt(model: ModelFacts, each: EvalPromptSet, usual: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
+from surefit.facts.free_text import LIKELIHOOD
 from surefit.facts.thinking import split_think_tags
 from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Prediction, Row, Scores, TaskRecipe
@@ -86,12 +87,14 @@ def _parse(text: str) -> str:
 
 RECIPE = TaskRecipe(
     name="chat",
-    version=2,
-    citation="exact match of the stripped answer, reasoning left out; no external scorer",
+    version=3,
+    citation="likelihood of the row's answer, and exact match of the stripped answer, reasoning left out; no external "
+    "scorer",
     columns=(),
     to_example=to_example,
     parse=_parse,
     score=_score,
     primary_metric="exact_match",
-    metrics=("exact_match",),
+    metrics=("exact_match", LIKELIHOOD),
+    free_text=True,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,6 +18,7 @@ from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import bytes_text, count_text, duration_text
 from surefit.evaluate.answers import Answers, read_run
 from surefit.evaluate.compare import compare_answers
+from surefit.facts.free_text import LIKELIHOOD, is_likelihood
 from surefit.report import scores
 from surefit.report.actual import PlanComparison, compare_plan_with_run, percent_off
 from surefit.report.artefacts import Artefacts, ResolvedSetting, read_artefacts
@@ -220,6 +221,8 @@ def _paired_set(
         f"{readable_metric(result.metric)} (95{NBSP}% interval {interval(main.low, main.high)}), "
         f"{main.wins:,} rows won, {main.losses:,} lost, {main.ties:,} equal."
     )
+    if result.fit is not None and is_likelihood(result.metric):
+        sentence = f"{replace(result.fit, a=first.name, b=other.name).sentence}."
     lines = [
         (
             readable_metric(key),
@@ -256,6 +259,14 @@ def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tu
         return "neutral", "The scores of these runs cannot be compared", sentences
     better = [pair.run for pair in with_metrics if pair.tone == "good"]
     worse = [pair.run for pair in with_metrics if pair.tone == "bad"]
+    if with_metrics[0].metrics[0][0] == readable_metric(LIKELIHOOD):
+        verb = "fits" if len(better) == 1 else "fit"
+        headline = (
+            f"{' and '.join(better)} {verb} the answers better than {first}"
+            if better
+            else (f"No run clearly fits the answers better than {first}")
+        )
+        return "good" if better else "neutral", headline, sentences
     if better:
         verb = "is" if len(better) == 1 else "are"
         return "good", f"{' and '.join(better)} {verb} better than {first}", sentences

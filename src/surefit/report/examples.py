@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from surefit.core.sampling import evenly_spaced
 from surefit.evaluate.answers import base_variant
@@ -34,12 +35,14 @@ HEADLINE = 110
 """Largest number of characters of the line that represents a collapsed example."""
 MARKER = re.compile(r"<\|?/?[A-Za-z_]+\|?>|\[/?INST\]|<s>|</s>")
 """Matches the markers that chat templates put around turns."""
+WORD = re.compile(r"\s+|\w+|[^\w\s]")
 ROLE = re.compile(r"^(user|assistant|system|model)\b ?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class ComparedAnswers:
-    """A prompt with the answers of base and tuned model; scores are of the primary metric."""
+    """A prompt with the answers of base and tuned model; scores are of the primary metric. In the marked answers, words
+    that the gold answer does not have in this order are marked."""
 
     kind: Kind
     where: str
@@ -55,10 +58,24 @@ class ComparedAnswers:
     tuned_score: float
 
     @property
+    def gain(self) -> float:
+        """Difference of the scores, negative where training made the answer worse."""
+        return self.tuned_score - self.base_score
+
+    @property
+    def base_marked(self) -> Markup:
+        return mark_differences(self.base, self.gold)
+
+    @property
+    def tuned_marked(self) -> Markup:
+        return mark_differences(self.tuned, self.gold)
+
+    @property
     def size(self) -> int:
         """Number of bytes in the page."""
-        texts = (self.prompt, self.tail, self.headline, self.gold or "", self.base, self.tuned, 4 * self.where)
-        return FRAME + sum(len(escape(text).encode()) for text in texts)
+        texts = (self.prompt, self.tail, self.headline, self.gold or "", 4 * self.where)
+        answers = (self.base_marked, self.tuned_marked)
+        return FRAME + sum(len(text.encode()) for text in (*map(escape, texts), *answers))
 
 
 @dataclass(frozen=True)
@@ -100,11 +117,19 @@ def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Compar
     for before, after in pairs:
         by_kind[_kind(before.scores[metric], after.scores[metric], best)].append((before, after))
     examples_by_kind = [
-        [_example(kind, *row, metric) for row in evenly_spaced(of_kind, SHOWN[kind])]
-        for kind, of_kind in by_kind.items()
+        [_example(kind, *row, metric) for row in _select(kind, of_kind, metric)] for kind, of_kind in by_kind.items()
     ]
     totals = {kind: len(of_kind) for kind, of_kind in by_kind.items()}
     return ComparedSet(name, base_variant(tuned), tuned, list(_in_turn(examples_by_kind)), totals)
+
+
+def _select(
+    kind: Kind, pairs: Sequence[tuple[PredictionRecord, PredictionRecord]], metric: str
+) -> list[tuple[PredictionRecord, PredictionRecord]]:
+    """Return the pairs of a kind to show: of the lost ones the worst, of the others some, evenly spaced."""
+    if kind == "lost":
+        return sorted(pairs, key=lambda pair: pair[1].scores[metric] - pair[0].scores[metric])[: SHOWN[kind]]
+    return evenly_spaced(pairs, SHOWN[kind])
 
 
 def _kind(base: float, tuned: float, best: float) -> Kind:
@@ -119,7 +144,8 @@ def _in_turn(lists: Sequence[Sequence[ComparedAnswers]]) -> Iterator[ComparedAns
 
 
 def _within_budget(groups: Sequence[ComparedSet]) -> list[ComparedSet]:
-    """Drop the examples that exceed the budget, of which each group has the same share; kinds in order."""
+    """Drop the examples that exceed the budget, of which each group has the same share; the worst first: what
+    training lost, by how much, then what is still wrong or right, then what it won."""
     trimmed = []
     for group in groups:
         budget_left = BUDGET // len(groups)
@@ -129,7 +155,7 @@ def _within_budget(groups: Sequence[ComparedSet]) -> list[ComparedSet]:
             if budget_left < 0:
                 break
             shown.append(example)
-        shown.sort(key=lambda example: list(KINDS).index(example.kind))
+        shown.sort(key=lambda example: (example.gain, example.tuned_score))
         trimmed.append(ComparedSet(group.set, group.base, group.tuned, shown, group.totals))
     return trimmed
 
@@ -150,6 +176,25 @@ def _example(kind: Kind, base: PredictionRecord, tuned: PredictionRecord, metric
         tuned_truncated=tuned.truncated,
         tuned_score=tuned.scores[metric],
     )
+
+
+def mark_differences(answer: str, gold: str | None) -> Markup:
+    """Return an answer as HTML, with the words marked that the gold answer does not have at this place.
+
+    >>> str(mark_differences("we replace it <now>", "we repair it"))
+    'we <mark>replace</mark> it<mark> &lt;now&gt;</mark>'
+    """
+    if gold is None or answer == gold:
+        return escape(answer)
+    words, expected = (WORD.findall(text) for text in (answer, gold))
+    blocks = difflib.SequenceMatcher(None, expected, words, autojunk=False).get_matching_blocks()
+    parts, end = [], 0
+    for block in blocks:
+        if different := "".join(words[end : block.b]):
+            parts.append(Markup("<mark>{}</mark>").format(different))
+        end = block.b + block.size
+        parts.append(escape("".join(words[block.b : end])))
+    return Markup("").join(parts)
 
 
 def _tail(prompt: str) -> str:

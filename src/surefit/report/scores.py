@@ -16,7 +16,15 @@ from surefit.evaluate.answers import (
     variant_sort_key,
 )
 from surefit.report.artefacts import Artefacts
-from surefit.report.shapes import ComparisonRecord, DecodingRecord, Evaluation, ScoreRecord, SetSummary
+from surefit.report.shapes import (
+    ComparisonRecord,
+    DecodingRecord,
+    Evaluation,
+    FitEffectRecord,
+    FitRecord,
+    ScoreRecord,
+    SetSummary,
+)
 
 HELD_OUT = "eval"
 MAX_SETS = 8
@@ -26,6 +34,13 @@ MAX_COMPARISONS = 72
 MAX_CONTESTS = 10
 HELPED = "Did training help?"
 ALSO = "Did training change this score?"
+FIT_TONES: dict[str, Literal["good", "bad", "neutral"]] = {
+    "better": "good", "worse": "bad", "unclear": "neutral", "mixed": "neutral", "wording": "neutral",
+}  # fmt: skip
+FIT_OUTCOMES = {
+    "better": "fits better", "worse": "fits worse", "unclear": "no clear difference", "mixed": "mixed",
+    "wording": "the wording only",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,18 +60,24 @@ class MetricRow:
 
 @dataclass(frozen=True)
 class Contest:
-    """Comparison of two variants by the primary metric, with the reader's `question` that it answers."""
+    """Comparison of two variants by the primary metric, with the reader's `question` that it answers; `fit` where that
+    metric is the likelihood of free-text answers."""
 
     question: str
     comparison: ComparisonRecord
+    fit: FitEffectRecord | None = None
 
     @property
     def tone(self) -> Literal["good", "bad", "neutral"]:
+        if self.fit is not None:
+            return FIT_TONES[self.fit.outcome]
         return comparison_tone(self.comparison)
 
     @property
     def outcome(self) -> str:
         """Outcome in words, by the interval of the difference."""
+        if self.fit is not None:
+            return FIT_OUTCOMES[self.fit.outcome]
         return {"good": "better", "bad": "worse", "neutral": "no clear difference"}[self.tone]
 
 
@@ -80,6 +101,7 @@ class SetScores:
         evaluations: variant → its evaluation file, if that exists.
         left_out: counts of variants, metrics and comparisons that are not shown because of the page's limits.
         unanswered: number of rows that are not scored because they have no gold answer.
+        fit: how well the models fit free-text answers; None without such answers.
     """
 
     name: str
@@ -91,6 +113,12 @@ class SetScores:
     evaluations: dict[str, Evaluation]
     left_out: list[str]
     unanswered: int = 0
+    fit: FitRecord | None = None
+
+    @property
+    def fit_effect(self) -> FitEffectRecord | None:
+        """Return what training changed in how well the model fits the answers."""
+        return find_fit_effect(self.fit, self.tuned)
 
     @property
     def tuned(self) -> str | None:
@@ -165,7 +193,9 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
         shown,
         rows,
         comparisons[:MAX_COMPARISONS],
-        list(_contests(comparisons, primary, tuned, HELPED if name == HELD_OUT else ALSO)) if primary and tuned else [],
+        list(_contests(comparisons, primary, tuned, HELPED if name == HELD_OUT else ALSO, summary.fit))
+        if primary and tuned
+        else [],
         {e.variant: e for e in found.evaluations if e.set == name and e.variant in variants},
         [
             f"{count:,} {what}"
@@ -177,6 +207,7 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
             if count > 0
         ],
         summary.unanswered,
+        summary.fit,
     )
 
 
@@ -186,7 +217,15 @@ def _with_tuned(variants: Sequence[str], tuned: str | None) -> list[str]:
     return [*shown[:-1], tuned] if tuned and tuned not in shown else shown
 
 
-def _contests(compared: Sequence[ComparisonRecord], metric: str, tuned: str, helped: str) -> Iterator[Contest]:
+def find_fit_effect(fit: FitRecord | None, tuned: str | None) -> FitEffectRecord | None:
+    """Return the effect of training on the fit of free-text answers, the base against the tuned variant."""
+    pair = (base_variant(tuned), tuned) if tuned else None
+    return next((effect for effect in fit.effects if (effect.a, effect.b) == pair), None) if fit else None
+
+
+def _contests(
+    compared: Sequence[ComparisonRecord], metric: str, tuned: str, helped: str, fit: FitRecord | None
+) -> Iterator[Contest]:
     """Yield the comparisons that answer a reader's first questions: is it better than the base, than no model at all,
     and than without the grammar?"""
     by_pair = {(c.a, c.b): c for c in compared if c.metric == metric}
@@ -198,7 +237,8 @@ def _contests(compared: Sequence[ComparisonRecord], metric: str, tuned: str, hel
     questions += [("Does a grammar help the tuned model?", plain, grammar)]
     for question, a, b in questions[:MAX_CONTESTS]:
         if (a, b) in by_pair:
-            yield Contest(question, by_pair[a, b])
+            pair_fit = find_fit_effect(fit, b) if fit and fit.decides and a == base_variant(b) else None
+            yield Contest(question, by_pair[a, b], pair_fit)
 
 
 def _question(baseline: str) -> str:

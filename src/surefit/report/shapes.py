@@ -352,8 +352,28 @@ class ComparisonRecord(Artefact):
     ties: Count
 
 
+class FitEffectRecord(Artefact):
+    """How much better one model fits free-text answers than another, in words."""
+
+    a: str
+    b: str
+    outcome: Literal["better", "worse", "unclear", "mixed", "wording"]
+    headline: str
+    loss_text: str
+    prompt_text: str = ""
+
+
+class FitRecord(Artefact):
+    """How well the models fit free-text answers; `decides` where exact match does not."""
+
+    decides: bool
+    reason: str = ""
+    effects: Annotated[list[FitEffectRecord], Field(max_length=500)] = []
+
+
 class SetSummary(Artefact):
     n: Count | None = None
+    fit: FitRecord | None = None
     unanswered: Count = 0
     variants: dict[str, dict[str, ScoreRecord]] = {}
     comparisons: list[ComparisonRecord] = []

@@ -77,6 +77,10 @@ def _helped(changes: Sequence[Effect]) -> ShipCondition:
     main = next((change for change in changes if change.set == HELD_OUT), None)
     if main is None or main.comparison is None:
         return ShipCondition("unknown", "It was not compared with the base on held-out prompts.")
+    if main.fit is not None and main.fit_decides:
+        state: State = {"better": "yes", "worse": "no"}.get(main.fit.outcome, "note")  # type: ignore[assignment]
+        return ShipCondition(state, f"{main.fit.headline} than the base: {main.fit.loss_text}." if state != "note"
+                             else f"{main.fit.headline}: {main.fit.loss_text}.")  # fmt: skip
     low, high = main.comparison.ci95
     text = f"{points(main.comparison.difference)} {readable_metric(main.metric)}"
     text += f" (95{NBSP}% interval {interval(low, high)})"

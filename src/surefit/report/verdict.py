@@ -4,18 +4,21 @@ trusted."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.report.artefacts import Artefacts
 from surefit.report.curves import TrainingCurves
 from surefit.report.scores import HELD_OUT, SetScores, comparison_tone
-from surefit.report.shapes import ComparisonRecord
+from surefit.report.shapes import ComparisonRecord, FitEffectRecord
 from surefit.report.text import NBSP, interval, percent, points, readable_metric
 from surefit.report.timeline import Attempt, last_attempt
 
 Tone = Literal["good", "warning", "bad", "neutral"]
+FIT_TONES: dict[str, Tone] = {
+    "better": "good", "worse": "bad", "unclear": "neutral", "mixed": "warning", "wording": "warning",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Effect:
-    """Effect of training on the primary metric of one set; base and tuned are means in [0, 1]."""
+    """Effect of training on the primary metric of one set; base and tuned are means in [0, 1].
+
+    Attributes:
+        fit: what training changed in how well the model fits free-text answers.
+        fit_decides: whether that is the verdict; fit_reason: why, or why not.
+    """
 
     set: str
     n: int | None
@@ -37,9 +45,14 @@ class Effect:
     base: float | None
     tuned: float
     comparison: ComparisonRecord | None
+    fit: FitEffectRecord | None = None
+    fit_decides: bool = False
+    fit_reason: str = ""
 
     @property
     def tone(self) -> Tone:
+        if self.fit is not None and self.fit_decides:
+            return FIT_TONES[self.fit.outcome]
         return "neutral" if self.comparison is None else comparison_tone(self.comparison)
 
     @property
@@ -56,7 +69,11 @@ def measure_effects(sets: Sequence[SetScores]) -> list[Effect]:
         if row is None or tuned is None or tuned not in row.scores:
             continue
         base = row.scores["base"].mean if "base" in row.scores else None
-        effects.append(Effect(scores.name, scores.n, row.metric, base, row.scores[tuned].mean, row.comparison))
+        effect = Effect(scores.name, scores.n, row.metric, base, row.scores[tuned].mean, row.comparison)
+        if scores.fit is not None:
+            fit, decides, reason = scores.fit_effect, scores.fit.decides, scores.fit.reason
+            effect = replace(effect, fit=fit, fit_decides=decides, fit_reason=reason)
+        effects.append(effect)
     return effects
 
 
@@ -68,7 +85,12 @@ def judge_run(
     if main is None:
         return _without_scores(found, training, tries)
     tone, headline = _helped(main)
-    sentences = [_change_sentence(main)]
+    sentences = _fit_sentences(main) if main.fit and main.fit_decides else [_change_sentence(main)]
+    if main.fit and not main.fit_decides and tone == "neutral" and main.fit.outcome != "unclear":
+        headline = f"{headline} on {readable_metric(main.metric)}; {lower_first(main.fit.headline)}"
+        sentences += _fit_sentences(main)
+    elif main.fit_reason and not main.fit_decides:
+        sentences.append(f"{upper_first(main.fit_reason)}.")
     worse, better = (
         [change for change in changes if change.set != HELD_OUT and change.tone == sign] for sign in ("bad", "good")
     )
@@ -93,12 +115,22 @@ def _helped(main: Effect) -> tuple[Tone, str]:
         return "neutral", "Trained and scored, but the base was not scored"
     if main.comparison is None:
         return "neutral", "Trained and scored, but not compared with the base"
+    if main.fit is not None and main.fit_decides:
+        return main.tone, main.fit.headline
     headlines: dict[Tone, str] = {
         "good": "Training helped",
         "bad": "Training made it worse",
         "neutral": "No clear effect of training",
     }
     return main.tone, headlines[main.tone]
+
+
+def _fit_sentences(main: Effect) -> list[str]:
+    """Return the numbers behind the verdict on free-text answers, and why it is judged so."""
+    assert main.fit is not None
+    where = f"On {main.n:,} held-out rows: " if main.n is not None else "On the held-out rows: "
+    texts = [where + main.fit.loss_text, upper_first(main.fit.prompt_text), upper_first(main.fit_reason)]
+    return [f"{text}." for text in texts if text]
 
 
 def _change_sentence(main: Effect) -> str:
@@ -116,6 +148,16 @@ def _change_sentence(main: Effect) -> str:
 def _span(change: Effect) -> str:
     base = "unknown" if change.base is None else percent(change.base)
     return f"{readable_metric(change.metric)} {base} before, {percent(change.tuned)} after"
+
+
+def upper_first(text: str) -> str:
+    """Return the text with a capital letter at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def lower_first(text: str) -> str:
+    """Return the text with a small letter at its beginning."""
+    return text[:1].lower() + text[1:]
 
 
 def _without_scores(found: Artefacts, training: TrainingCurves | None, tries: Sequence[Attempt]) -> Verdict:

@@ -22,7 +22,7 @@ MAKE = runpy.run_path(str(Path(__file__).with_name("make_run.py")))
 
 
 def recipe_of(name: str) -> Any:
-    return SimpleNamespace(name=name, primary_metric="ast_accuracy", aggregate=mean_scores, parts={})
+    return SimpleNamespace(name=name, primary_metric="ast_accuracy", aggregate=mean_scores, parts={}, free_text=False)
 
 
 @pytest.fixture(scope="module")

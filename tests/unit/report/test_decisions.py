@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import runpy
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,14 @@ from typing import Any
 import pytest
 
 from surefit.core.rundir import RunDir, append_jsonl, write_json
+from surefit.evaluate.free_text import LOSS, OTHER_LOSS, PHRASES, measure_fit_effect
+from surefit.facts.free_text import LIKELIHOOD
 from surefit.report import examples as examples_module
 from surefit.report.actual import compare_plan_with_run, percent_off
 from surefit.report.artefacts import Artefacts, read_artefacts
 from surefit.report.build import Page, build_page, build_report
 from surefit.report.certified import ANSWERS, IDENTITY, describe_certificate, group_checks
-from surefit.report.examples import ComparedAnswers, select_compared_sets
+from surefit.report.examples import ComparedAnswers, mark_differences, select_compared_sets
 from surefit.report.reproduce import reproduction
 from surefit.report.scores import set_scores
 from surefit.report.shapes import CertificateRecord
@@ -231,3 +235,72 @@ def test_the_commands_pin_what_ran_and_quote_what_a_shell_would_read(run: RunDir
     assert commands[2].startswith("surefit report 'runs/a; rm -rf b' 'runs/a; rm -rf b-again'\nsurefit compare ")
     assert ("Base model, SHA-256", "9f2c4a7d" * 8) in found.identities
     assert ("Seed", "0") in found.identities
+
+
+# Free text
+
+
+def fit_of(outcome: str, decides: bool = True) -> dict[str, Any]:
+    rng = random.Random(1)
+
+    def rows(own: float, other: float) -> list[dict[str, float]]:
+        losses = [own + rng.uniform(-0.1, 0.1) for _ in range(20)]
+        return [{LIKELIHOOD: math.exp(-x), LOSS: x, OTHER_LOSS: x + other - own} for x in losses]
+
+    after = {"better": (1.0, 2.5), "wording": (1.0, 1.02), "worse": (6.0, 6.2), "unclear": (4.0, 4.2)}[outcome]
+    effect = measure_fit_effect("base", "merged", rows(4.0, 4.2), rows(*after))
+    assert effect is not None
+    assert effect.outcome == outcome
+    return {"decides": decides, "reason": "likelihood decides", "effects": [effect.document()]}
+
+
+def judged(run: RunDir, fit: dict[str, Any], difference: float, primary: str = LIKELIHOOD) -> Page:
+    """The page of a run whose base and merged model differ so, on the held-out rows alone."""
+    low, high = difference - 0.02, difference + 0.02
+    line = {"a": "base", "b": "merged", "metric": primary, "difference": difference, "ci95": [low, high]}
+    variants = {name: {primary: {"mean": mean, "ci95": [0, 1]}} for name, mean in (("base", 0.5), ("merged", 0.5))}
+    one = {"n": 20, "variants": variants, "comparisons": [line | {"wins": 1, "losses": 1, "ties": 18}], "fit": fit}
+    rewrite(run.eval_summary, primary_metric=primary, sets={"eval": one}, gate=None)
+    return page_of(run)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tone", "ship"),
+    [("better", "good", "yes"), ("wording", "warning", "note"), ("worse", "bad", "no"), ("unclear", "neutral", "note")],
+)
+def test_the_fit_is_the_verdict_on_free_text(run: RunDir, outcome: str, tone: str, ship: str) -> None:
+    page = judged(run, fit_of(outcome), 0.3)  # the likelihood's own interval is clear of zero in all of them
+    assert page.verdict.tone == tone
+    assert PHRASES[outcome] in page.verdict.headline  # type: ignore[index]
+    assert "→" in page.verdict.sentences[0]
+    assert "perplexity" in page.verdict.sentences[0]
+    assert "prompt removes" in page.verdict.sentences[1]
+    conditions = [c for c in page.ship.conditions if PHRASES[outcome] in c.text]  # type: ignore[index]
+    assert [condition.state for condition in conditions] == [ship]
+    contest = page.sets[0].contests[0]
+    assert (contest.tone == "good") == (outcome == "better")
+    html = build_report(run).read_text()
+    assert "Training helped" not in html
+
+
+def test_short_answers_are_judged_by_exact_match_but_the_loss_is_not_denied(run: RunDir) -> None:
+    page = judged(run, fit_of("better", decides=False), 0.0, "exact_match")
+    assert page.verdict.headline.startswith("No clear effect of training on exact match; ")
+    assert PHRASES["better"] in page.verdict.headline
+    sure = judged(run, fit_of("better", decides=False), 0.3, "exact_match")
+    assert sure.verdict.headline == "Training helped"
+
+
+def test_the_worst_example_comes_first(run: RunDir) -> None:
+    groups = select_compared_sets(*rows(run))
+    for group in groups:
+        gains = [example.gain for example in group.shown]
+        assert gains == sorted(gains)
+    assert groups[-1].shown[0].kind == "lost"
+
+
+def test_marked_words_are_those_the_gold_answer_does_not_have() -> None:
+    assert mark_differences("same", "same") == "same"
+    assert mark_differences("<b> we go", "we go") == "<mark>&lt;b&gt; </mark>we go"
+    assert mark_differences("<b>", None) == "&lt;b&gt;"
+    assert mark_differences("", "gone") == ""

@@ -12,6 +12,8 @@ from surefit.data.rows.sample_checks import example_text, load_tokenizer_file, s
 from surefit.data.rows.shorten import prompt_limit
 from surefit.data.tokens.light_template import LightTemplate, light_template
 from surefit.facts.eval_prompts import EvalPromptSet
+from surefit.facts.free_text import median_words
+from surefit.facts.thinking import strip_reasoning
 from surefit.facts.tokenizer import TokenizerFacts, catch_tokenizer_panics
 from surefit.task import Example
 
@@ -50,6 +52,7 @@ def measure_eval_prompts(
         return EvalPromptSet(name, prompts)
     prompt_examples = [Example(example.prompt, example.tools) for example in examples]
     unanswered = sum(not example.has_answer for example in examples)
+    words = median_words(strip_reasoning(example.completion) for example in examples if example.completion)
     sizes = [len(example_text(prompt, tokenizer).encode()) for prompt in prompt_examples]
     limit = prompt_limit(config)
     cut = UNCUT if limit is None else max(1, limit)
@@ -60,7 +63,7 @@ def measure_eval_prompts(
         answer_bytes = [len(text.encode(errors="replace")) for example in examples if (text := example.completion)]
         mean = sum(map(min, sizes, limits)) / len(sizes) / USUAL_BYTES
         answer = sum(answer_bytes) / len(answer_bytes) / USUAL_BYTES if answer_bytes else None
-        return EvalPromptSet(name, prompts, bound, mean, answer, len(examples), unanswered)
+        return EvalPromptSet(name, prompts, bound, mean, answer, len(examples), unanswered, words)
     by_size = sorted(range(len(prompt_examples)), key=lambda n: -sizes[n])[:LONGEST]
     spread = evenly_spaced_indices(len(prompt_examples), OTHERS)
     template = light_template(tokenizer, config)
@@ -77,6 +80,7 @@ def measure_eval_prompts(
         sum(answers) / len(answers) + 1 if answers else None,  # plus the end token
         len(examples),
         unanswered,
+        words,
     )
 
 

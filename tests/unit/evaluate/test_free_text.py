@@ -1,0 +1,181 @@
+"""Which metric judges free text, and what is said of a model: fits better, worse, learned the wording only."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from surefit.config.schema import GateSection
+from surefit.core.rundir import RunDir
+from surefit.evaluate.answers import Answers
+from surefit.evaluate.compare import compare_answers
+from surefit.evaluate.free_text import (
+    LOSS,
+    OTHER_LOSS,
+    PHRASES,
+    choose_metric,
+    choose_metric_of_scores,
+    describe_fit,
+    measure_fit_effect,
+)
+from surefit.evaluate.scoring import score_files
+from surefit.evaluate.summary import summarize_evaluation
+from surefit.facts.free_text import LIKELIHOOD, SHORT_ANSWER
+from surefit.recipes import get_recipe
+from surefit.task import Example
+
+CHAT = get_recipe("chat")
+
+
+def examples(*words):
+    return [Example(completion=" ".join(["word"] * count)) for count in words]
+
+
+def scores(own, other=None, exact=0.0):
+    rows = []
+    for n, loss in enumerate(own):
+        row = {"exact_match": exact, LIKELIHOOD: math.exp(-loss), LOSS: loss}
+        rows.append(row if other is None else row | {OTHER_LOSS: other[n]})
+    return rows
+
+
+def noisy(mean, seed, spread=0.1, count=20):
+    rng = random.Random(seed)
+    return [mean + rng.uniform(-spread, spread) for _ in range(count)]
+
+
+BASE = scores(noisy(4.0, 1), noisy(4.2, 2))
+
+
+@pytest.mark.parametrize(
+    ("words", "metric"),
+    [
+        ((1, 2, 30), "exact_match"),
+        ((SHORT_ANSWER,), "exact_match"),
+        ((SHORT_ANSWER + 1,), LIKELIHOOD),
+        ((1, 20, 30), LIKELIHOOD),
+    ],
+)
+def test_the_median_length_decides(words, metric):
+    choice = choose_metric(CHAT, examples(*words))
+    assert choice.recipe.primary_metric == metric
+    assert str(SHORT_ANSWER) in choice.reason
+    assert f"{choice.words:g} words" in choice.reason
+
+
+def test_where_no_likelihood_is_to_be_had_or_answers_are_no_free_text():
+    served = choose_metric(CHAT, examples(20), server=True)
+    assert served.recipe.primary_metric == "exact_match"
+    assert "score the run itself to judge by likelihood" in served.reason
+    calls = choose_metric(get_recipe("function_calling"), examples(20))
+    assert (calls.recipe.primary_metric, calls.words, calls.reason) == ("exact_match", None, "")
+    assert choose_metric(get_recipe("chat + math_reasoning"), examples(20)).words is None
+    assert choose_metric(CHAT, [Example(text="plain")]).words is None
+
+
+@pytest.mark.parametrize(
+    ("after", "outcome"),
+    [
+        (scores(noisy(1.0, 3), noisy(2.5, 4)), "better"),
+        (scores(noisy(1.0, 3)), "better"),  # no other prompt to read it behind
+        (scores(noisy(1.0, 3), noisy(1.0, 4)), "wording"),
+        (scores(noisy(1.0, 3), noisy(1.04, 4)), "wording"),
+        (scores(noisy(6.0, 3), noisy(6.2, 4)), "worse"),
+        (scores(noisy(4.0, 5), noisy(4.2, 6)), "unclear"),
+        # Most answers are known by heart, two are far off: likelihood up, mean loss up.
+        (scores([0.1] * 5 + [9.0] * 15, [9.0] * 20), "mixed"),
+    ],
+)
+def test_what_training_did_to_the_fit(after, outcome):
+    effect = measure_fit_effect("base", "merged", BASE, after)
+    assert effect.outcome == outcome
+    assert PHRASES[outcome] in effect.headline
+    assert PHRASES[outcome] in effect.sentence
+    difference, low, high = effect.change
+    assert low <= difference <= high
+    assert difference == pytest.approx(effect.loss_b - effect.loss_a)
+    assert f"{effect.loss_a:.2f} → {effect.loss_b:.2f}" in effect.sentence
+    assert json.loads(json.dumps(effect.document()))["outcome"] == outcome
+
+
+def test_no_phrase_calls_a_model_better_or_worse_as_such():
+    assert not [phrase for phrase in PHRASES.values() if phrase.startswith(("is better", "better", "is worse"))]
+    assert "fits your answers better" in PHRASES["better"]
+    assert PHRASES["wording"] == "learned the wording of your answers, not what they say about the prompt"
+
+
+def test_without_losses_there_is_no_effect():
+    assert measure_fit_effect("base", "served", BASE, [{"exact_match": 0.0}] * 20) is None
+    assert describe_fit(choose_metric(get_recipe("function_calling"), examples(20)), {"base": BASE}) is None
+
+
+def test_the_summary_names_every_tuned_model_against_its_base():
+    tuned = scores(noisy(1.0, 3), noisy(2.5, 4))
+    choice = choose_metric(CHAT, examples(20))
+    fit = describe_fit(choice, {"base": BASE, "adapter": tuned, "merged": tuned, "served": [{"exact_match": 0.0}] * 20})
+    assert (fit["decides"], fit["median_words"], set(fit["losses"])) == (True, 20, {"base", "adapter", "merged"})
+    assert [(effect["a"], effect["b"]) for effect in fit["effects"]] == [("base", "adapter"), ("base", "merged")]
+    assert fit["losses"]["merged"] == pytest.approx(sum(row[LOSS] for row in tuned) / 20)
+
+
+GATE = GateSection(not_worse_than="base")
+
+
+def gate_of(gate, recipe, **variants):
+    return summarize_evaluation(recipe, gate, {"eval": variants}, [], RunDir("none"))["gate"]
+
+
+def test_the_gate_reads_the_metric_that_decides_or_the_one_it_names():
+    long = choose_metric(CHAT, examples(20)).recipe
+    tuned = scores(noisy(1.0, 3), noisy(2.5, 4))
+    assert gate_of(GATE, long, base=BASE, merged=tuned)["outcome"] == "passed"
+    assert gate_of(GATE, long, base=BASE, merged=tuned)["reason"].startswith(LIKELIHOOD)
+    named = gate_of(replace_gate(metric="exact_match"), long, base=BASE, merged=tuned)
+    assert named["reason"].startswith("exact_match")
+    assert gate_of(replace_gate(min=0.9), long, base=BASE, merged=tuned)["outcome"] == "failed"
+
+
+def replace_gate(**changes):
+    return GateSection.model_validate(GATE.model_dump() | changes)
+
+
+def test_a_gate_cannot_tell_what_a_server_does_not_say():
+    served = [{"exact_match": 0.0}] * 20
+    found = gate_of(replace_gate(metric=LIKELIHOOD), CHAT, base=BASE, served=served)
+    assert found["outcome"] == "cannot tell"
+    assert LIKELIHOOD in found["reason"]
+    assert gate_of(GATE, CHAT, base=BASE, served=served)["outcome"] in ("passed", "cannot tell")
+
+
+def answers(name, rows):
+    gold = " ".join(["word"] * 20)
+    lines = [{"index": n, "where": f"r:{n}", "gold": gold, "text": "x", "scores": row} for n, row in enumerate(rows)]
+    return Answers(name, lines, "chat", CHAT.version)
+
+
+def test_compare_judges_by_likelihood_where_both_sides_have_it():
+    tuned = scores(noisy(1.0, 3), noisy(2.5, 4))
+    found = compare_answers(answers("a", BASE), answers("b", tuned), CHAT)
+    assert (found.metric, found.verdict, found.fit.outcome) == (LIKELIHOOD, "better", "better")
+    wording = compare_answers(answers("a", BASE), answers("b", scores(noisy(1.0, 3), noisy(1.0, 4))), CHAT)
+    assert (wording.verdict, wording.document()["fit"]["outcome"]) == ("undecided", "wording")
+    files = compare_answers(answers("a", [{"exact_match": 0.0}] * 20), answers("b", tuned), CHAT)
+    assert (files.metric, files.fit) == ("exact_match", None)
+    assert "judge by likelihood" in files.reason
+    assert list(files.metrics) == ["exact_match"]
+
+
+def test_scores_of_a_file_say_that_exact_match_cannot_move(tmp_path):
+    rows = [{"prompt": f"ask {n}", "completion": " ".join(["word"] * 20)} for n in range(3)]
+    gold, predicted = tmp_path / "gold.jsonl", tmp_path / "predicted.jsonl"
+    gold.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    predicted.write_text("".join(json.dumps({"text": "word"}) + "\n" for _ in rows))
+    record = score_files(CHAT, str(predicted), str(gold)).record
+    assert (record["primary_metric"], list(record["metrics"])) == ("exact_match", ["exact_match"])
+    assert "can hardly move for answers this long" in record["reason"]
+    short = choose_metric_of_scores(CHAT, [{"gold": "yes"}], [[{"exact_match": 1.0}]])
+    assert (short.recipe.primary_metric, short.recipe) == ("exact_match", replace(CHAT))
