@@ -153,7 +153,9 @@ class DataSection(Section):
     eval: Annotated[Annotated[float, Field(ge=0, lt=1)] | PathText, BeforeValidator(_null_as_zero)] = 0.02
     """The held-out rows: another file, or the share of the training rows to set aside (with several tasks, of every
     source). 0 or null holds nothing out: all rows are trained on, and no loss or score is measured on held-out rows."""
-    format: Literal["auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt"] = "auto"
+    format: Literal[
+        "auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt", "gemini"
+    ] = "auto"
     """Format of the rows; auto detects it by the column names."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Columns with other names than those of the format: prompt: question, completion: answer. For messages also their

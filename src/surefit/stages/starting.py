@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from surefit.config.resolve import one_line_yaml, optimizer_steps
 from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError, DataError, SureFitError
-from surefit.core.sampling import evenly_spaced_indices
 from surefit.core.units import bytes_text, plural, shell_quote
 
 if TYPE_CHECKING:
@@ -38,13 +37,6 @@ MOST_TOKENS = 2**20
 """`max_length` while rows are measured."""
 TRIED_ROWS = 64
 """Rows that are converted before the config is written."""
-ROLES = ("system", "user", "assistant", "tool", "human", "gpt")
-ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "who")
-ASSISTANTS = ("assistant", "agent", "ai", "bot", "chatbot", "gpt", "model", "support", "operator", "advisor")
-USERS = ("user", "customer", "client", "human", "visitor", "caller", "patient", "student", "guest")
-"""Names of speakers in other people's rows."""
-CONTENT_KEYS = ("content", "value", "text", "message", "body", "says")
-"""Names of a message's keys in other layouts."""
 CHARACTERS_PER_TOKEN = 3.0
 """Where the tokenizer is not on this machine: English has about four characters per token, code and other languages
 fewer."""
@@ -251,6 +243,7 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     from surefit import recipes
     from surefit.data.rows.columns import recipe_for
     from surefit.data.rows.layouts import detect_format, to_examples
+    from surefit.data.rows.other_layouts import propose_names
     from surefit.stages.checking import find_fitting_recipe
 
     columns = rows.columns
@@ -263,64 +256,15 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     try:
         layout = detect_format(columns, task)
     except SureFitError:
-        names = _propose_names(rows)
+        names = propose_names(rows)
         if not names:
             raise
-        layout = "messages" if "messages" in names["columns"] else "question and answer"
+        layout = next((n for n in ("messages", "conversations") if n in names["columns"]), "question and answer")
         if "roles" in names:
             layout += f" in which {names['roles']['assistant']} is the assistant"
     section = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, layout), "surefit/nano")).data
     to_examples(rows.sample(TRIED_ROWS), recipe_for(task, section))
     return FoundRows(rows, name, names, layout)
-
-
-def _propose_names(rows: Rows) -> dict[str, dict[str, str]]:
-    """Return `data.columns` and `data.roles` for columns that fit no layout; empty where they remain unknown."""
-    from surefit.data.rows.other_layouts import propose_columns
-
-    if columns := propose_columns(rows.columns):
-        return {"columns": columns}
-    row = rows.row(0)
-    for column, value in row.items():
-        turns = [turn for turn in value if isinstance(turn, Mapping)] if isinstance(value, list) else []
-        keys = [key for key, text in turns[0].items() if isinstance(text, str)] if turns else []
-        role = next((key for key in keys if key.lower() in ROLE_KEYS), None)
-        content = next((key for key in keys if key.lower() in CONTENT_KEYS), None)
-        if role is None or content is None:
-            continue
-        names = {"messages": column, "role": role, "content": content}
-        sample = (rows.row(n).get(column) or [] for n in evenly_spaced_indices(len(rows), TRIED_ROWS))
-        speakers = list(dict.fromkeys(str(t.get(role)) for part in sample for t in part if isinstance(t, Mapping)))
-        roles = {} if set(speakers) <= set(ROLES) else _propose_roles(speakers)
-        if not roles and not set(speakers) <= set(ROLES):
-            raise DataError(
-                f"the speakers are {', '.join(speakers[:8])}, and it is not known which of them is the assistant",
-                code="E8048",
-                path=rows.source,
-                field="data.roles",
-                help="rename the assistant's turns to assistant and the others to user, or write a config with "
-                f"data.columns: {{messages: {column}, role: {role}, content: {content}}} and data.roles: "
-                "{user: NAME, assistant: NAME}",
-            )
-        kept = {name: theirs for name, theirs in names.items() if name != theirs}
-        return {"columns": kept} | ({"roles": roles} if roles else {})
-    return {}
-
-
-def _propose_roles(speakers: Sequence[str]) -> dict[str, str]:
-    """Return `data.roles` for two speakers, by their names; empty where the names do not tell who answers.
-
-    >>> _propose_roles(["system", "agent", "customer"]), _propose_roles(["Ann", "Bo"])
-    ({'user': 'customer', 'assistant': 'agent'}, {})
-    """
-    others = [speaker for speaker in speakers if speaker not in ("system", "tool")]
-    if len(others) != 2:
-        return {}
-    for assistant, user in (others, others[::-1]):
-        answers, asks = assistant.lower() in ASSISTANTS, user.lower() in USERS
-        if (answers or asks) and assistant.lower() not in USERS and user.lower() not in ASSISTANTS:
-            return {"user": user, "assistant": assistant}
-    return {}
 
 
 def _values(found: FoundRows, model: str) -> dict[str, Any]:
