@@ -252,19 +252,25 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     if task.columns:
         to_examples(rows.sample(TRIED_ROWS), task)
         return FoundRows(rows, name, {}, f"columns {', '.join(task.columns_in(columns))}")
-    names: dict[str, dict[str, str]] = {}
     try:
         layout = detect_format(columns, task)
-    except SureFitError:
-        names = propose_names(rows)
+        to_examples(rows.sample(TRIED_ROWS), task)
+        return FoundRows(rows, name, {}, layout)
+    except DataError:
+        names = {key: named for key, named in propose_names(rows).items() if named}
         if not names:
             raise
-        layout = next((n for n in ("messages", "conversations") if n in names["columns"]), "question and answer")
-        if "roles" in names:
-            layout += f" in which {names['roles']['assistant']} is the assistant"
-    section = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, layout), "surefit/nano")).data
+    section = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, ""), "surefit/nano")).data
     to_examples(rows.sample(TRIED_ROWS), recipe_for(task, section))
-    return FoundRows(rows, name, names, layout)
+    return FoundRows(rows, name, names, _layout_of(names, columns))
+
+
+def _layout_of(names: Mapping[str, Mapping[str, str]], columns: Sequence[str]) -> str:
+    """Return the layout of rows whose columns or roles have other names, in words."""
+    renamed = (*names.get("columns", ()), *columns)
+    layout = next((name for name in ("messages", "conversations") if name in renamed), "question and answer")
+    assistant = names.get("roles", {}).get("assistant")
+    return f"{layout} in which {assistant} is the assistant" if assistant else layout
 
 
 def _values(found: FoundRows, model: str) -> dict[str, Any]:
