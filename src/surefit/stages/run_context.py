@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from surefit.config.by_rows import needs_row_count
 from surefit.config.load import LoadedConfig, load_config
 from surefit.config.resolve import ResolvedConfig, resolve_config
 from surefit.config.world import LaunchedProcesses
 from surefit.core import env
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.rundir import RunDir, read_json
+from surefit.core.units import shell_quote
 from surefit.stages.run_sources import RunSources
 
 if TYPE_CHECKING:
@@ -154,6 +156,8 @@ def load_run_context(
     count, mixed_rows = (0, shards.stats.kept) if shards else count_training_rows(config, rows, mixed)
     examples_per = examples_per_row(config, recipe, model, rows)
     count, mixed_rows = count and round(count * examples_per), mixed_rows * examples_per
+    if count is None and not problems and needs_row_count(config):
+        problems.append(_uncounted_rows(loaded))
     resolved = None
     if model and hardware:
         needed, eval_batch_size = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
@@ -168,6 +172,20 @@ def load_run_context(
                 )
     return RunContext(
         loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look, sources
+    )
+
+
+def _uncounted_rows(loaded: LoadedConfig) -> ConfigError:
+    """Return the error of a batch or epochs that are "auto" with rows that nobody has counted."""
+    train, source = loaded.config.train, loaded.config.data.train
+    name = "global_batch_size" if train.global_batch_size == "auto" else "num_train_epochs"
+    return ConfigError(
+        f"auto depends on the number of rows, and those of {source} are not counted before training",
+        code="E8050",
+        path=loaded.path,
+        line=loaded.lines.get(f"train.{name}"),
+        field=f"train.{name}",
+        help=f"write a number; `surefit init --data {shell_quote(source)}` counts the rows and chooses",
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from surefit.config.by_rows import BATCH_RULE, EPOCHS_RULE, choose_epochs, choose_global_batch_size
 from surefit.config.resolve import one_line_yaml, optimizer_steps
 from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError, DataError, SureFitError
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from surefit.facts.model import ModelFacts
     from surefit.plan.memory_interval import MemoryEstimate, Verdict
 
-EPOCHS, FEWEST_STEPS, MOST_EXAMPLES, MOST_EPOCHS = 3, 100, 25_000, 10
-"""Three passes over the rows, more if that is fewer steps, fewer if it is more examples: the rule of OpenAI's
-"Data preparation and analysis for chat model fine-tuning" (cookbook.openai.com, 2023), which stops at 25 passes."""
-SMALLEST_BATCH, LARGEST_BATCH, BATCHES_PER_EPOCH = 4, 64, 50
 FEWEST_HELD_OUT, MOST_HELD_OUT, MOST_SHARE = 20, 500, 0.2
 """Rows to hold out, and the largest share of the rows."""
 LENGTHS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
@@ -122,27 +119,6 @@ class StartingConfig:
     def values(self) -> dict[str, Any]:
         """Values by dotted key."""
         return {line.key: line.value for line in self.lines}
-
-
-def choose_global_batch_size(rows: int) -> int:
-    """Return the examples per step: a power of two near a fiftieth of the rows.
-
-    >>> [choose_global_batch_size(rows) for rows in (60, 240, 1_000, 50_000)]
-    [4, 4, 16, 64]
-    """
-    power: int = 2 ** int(math.log2(max(1, rows / BATCHES_PER_EPOCH)))
-    return min(max(power, SMALLEST_BATCH), LARGEST_BATCH)
-
-
-def choose_epochs(rows: int, batch: int) -> int:
-    """Return the passes over the rows.
-
-    >>> [choose_epochs(rows, choose_global_batch_size(rows)) for rows in (20, 60, 240, 1_000, 10_000, 50_000)]
-    [10, 7, 3, 3, 2, 1]
-    """
-    if rows * EPOCHS > MOST_EXAMPLES:
-        return max(1, MOST_EXAMPLES // rows)
-    return min(max(EPOCHS, math.ceil(FEWEST_STEPS * batch / rows)), MOST_EPOCHS)
 
 
 def choose_held_out_share(rows: int) -> float:
@@ -291,11 +267,8 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str) -> S
     epochs = choose_epochs(kept, batch)
     steps = optimizer_steps(kept, epochs, batch, None)
     rate, rate_why = choose_learning_rate(facts.parameters)
-    epochs_why = (
-        f"{steps:,} steps: {EPOCHS} epochs, up to {MOST_EPOCHS} to reach {FEWEST_STEPS} steps, fewer above "
-        f"{MOST_EXAMPLES:,} rows"
-    )
-    batch_why = f"rows per step: 1/{BATCHES_PER_EPOCH} of the rows, from {SMALLEST_BATCH} to {LARGEST_BATCH}"
+    epochs_why = f"{steps:,} steps: {EPOCHS_RULE}"
+    batch_why = f"rows per step: {BATCH_RULE}"
     length, length_why = _choose_length(found, facts)
     name = re.sub(r"[^\w.-]+", "-", Path(found.rows.source.rstrip("/")).stem).strip("-.") or "rows"
     before = [
