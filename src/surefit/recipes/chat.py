@@ -88,6 +88,7 @@ RECIPE = TaskRecipe(
     name="chat",
     version=2,
     citation="exact match of the stripped answer, reasoning left out; no external scorer",
+    summary="answer in conversations, follow instructions, or continue text: everything without a recipe of its own",
     columns=(),
     to_example=to_example,
     parse=_parse,

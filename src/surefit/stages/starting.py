@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefit.config.by_rows import BATCH_RULE, EPOCHS_RULE, choose_epochs, choose_global_batch_size
-from surefit.config.resolve import one_line_yaml, optimizer_steps
+from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import SureFitConfig
+from surefit.config.starter import commented_yaml
 from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import bytes_text, plural, shell_quote
 
@@ -105,15 +106,7 @@ class StartingConfig:
     @property
     def text(self) -> str:
         """The YAML file, a comment with the reason behind every value."""
-        lines, section = [], ""
-        for key, value, why in self.lines:
-            head, _, name = key.rpartition(".")
-            if head != section and head:
-                lines.append(f"{head}:")
-            section = head
-            setting = f"{'  ' if head else ''}{name}: {one_line_yaml(value)}"
-            lines.append(f"{setting:<40} # {why}" if why else setting)
-        return "\n".join(lines) + "\n"
+        return commented_yaml(self.lines)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -182,6 +175,17 @@ def _fitting(found: FoundRows, hardware: HardwareFacts, gpu: str) -> list[tuple[
     drafts = [(proposal, _draft(found, proposal[0], hardware, gpu)) for proposal in MODELS]
     fitting = [(proposal, draft) for proposal, draft in drafts if draft.verdict == "fits"]
     return sorted(fitting, key=lambda choice: choice[1].memory_share > ROOMY)
+
+
+def describe_rows(source: str) -> str:
+    """Return the number of rows and their layout in words.
+
+    Raises:
+        SureFitError: the rows cannot be read, nothing reads them, or they are too few.
+    """
+    found = _recognize(_read(source), None)
+    _require_enough(found)
+    return f"{found.row_count} rows, {found.layout}"
 
 
 def _require_enough(found: FoundRows) -> None:
