@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @verb
 def import_(
     out: Output,
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="Another tool's config: axolotl, LLaMA-Factory, TRL.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Another tool's config: axolotl, LLaMA-Factory, TRL, an OpenAI job.")
+    ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to stdout.")] = None,
 ) -> int:
     """Make a SureFit config of another tool's, with a comment for every key that has no place in it."""
