@@ -31,7 +31,7 @@ def test_the_bad_config_triggers_exactly_this_rule(rule: Rule, gather) -> None:
     lacked = f"skipped: this fixture has no {result.skipped[rule.code]}" if rule.code in result.skipped else "it looked"
     findings = [finding for finding in result.findings if finding.code not in SMALL - {rule.code}]
     assert {finding.code for finding in findings} == {rule.code}, (lacked, result.findings)
-    for finding in result.findings:
+    for finding in findings:
         assert finding.message
         assert finding.help, "a finding says what to do"
         assert finding.path

@@ -21,6 +21,7 @@ from surefit.core.units import bytes_text, plural, shell_quote
 
 if TYPE_CHECKING:
     from surefit.data.read.load import Rows
+    from surefit.data.rows.layouts import Examples
     from surefit.data.tokens.lengths import SampledLengths
     from surefit.facts.hardware import HardwareFacts
     from surefit.facts.model import ModelFacts
@@ -64,12 +65,14 @@ class FoundRows(NamedTuple):
         recipe: the task.
         names: `data.columns` and `data.roles`, where the columns have other names than the layout's.
         layout: the layout, in words.
+        unread: columns with text that belongs to prompts or answers by its name, and that nothing reads.
     """
 
     rows: Rows
     recipe: str
     names: Mapping[str, Mapping[str, str]]
     layout: str
+    unread: Sequence[str] = ()
 
     @property
     def row_count(self) -> str:
@@ -224,25 +227,44 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     from surefit.data.rows.columns import recipe_for
     from surefit.data.rows.layouts import detect_format, to_examples
     from surefit.data.rows.other_layouts import propose_names
+    from surefit.data.rows.unread_fields import UNREAD_PROMPTS, find_unread_columns
     from surefit.stages.checking import find_fitting_recipe
 
     columns = rows.columns
     name = recipe or find_fitting_recipe(columns, rows) or "chat"
     task = recipes.get_recipe(name)
     if task.columns:
-        to_examples(rows.sample(TRIED_ROWS), task)
+        _require_prompts(to_examples(rows.sample(TRIED_ROWS), task), rows)
         return FoundRows(rows, name, {}, f"columns {', '.join(task.columns_in(columns))}")
     try:
         layout = detect_format(columns, task)
-        to_examples(rows.sample(TRIED_ROWS), task)
-        return FoundRows(rows, name, {}, layout)
+        examples = to_examples(rows.sample(TRIED_ROWS), task)
     except DataError:
         names = {key: named for key, named in propose_names(rows).items() if named}
         if not names:
             raise
-    section = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, ""), "surefit/nano")).data
-    to_examples(rows.sample(TRIED_ROWS), recipe_for(task, section))
-    return FoundRows(rows, name, names, _layout_of(names, columns))
+        section = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, ""), "surefit/nano")).data
+        task = recipe_for(task, section)
+        examples, layout = to_examples(rows.sample(TRIED_ROWS), task), _layout_of(names, columns)
+    else:
+        names = {}
+    _require_prompts(examples, rows)
+    unread = find_unread_columns(rows.sample(TRIED_ROWS), task, "auto", None)[UNREAD_PROMPTS].examples
+    return FoundRows(rows, name, names, layout, unread)
+
+
+def _require_prompts(examples: Examples, rows: Rows) -> None:
+    """Raise if all prompts are the same: equal prompts stay together, and so no row could be held out."""
+    from surefit.data.rows.layouts import prompt_position
+
+    if len(examples) > 1 and len({prompt_position(example, 0) for example in examples}) == 1:
+        raise DataError(
+            f"all of {len(examples)} rows have the same prompt, so that none can be held out",
+            code="E8051",
+            path=rows.source,
+            field="--data",
+            help="name rows with different prompts; if they are meant to be like this, write them as plain text (text)",
+        )
 
 
 def _layout_of(names: Mapping[str, Mapping[str, str]], columns: Sequence[str]) -> str:
@@ -292,7 +314,8 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str) -> S
     ]  # fmt: skip
     lines, verdict, estimate = _choose_quantization(before, after, facts, hardware, total)
     seen = [
-        f"{found.rows.source}: {found.row_count} rows, {found.layout}; {length_why}",
+        f"{found.rows.source}: {found.row_count} rows, {found.layout}; {length_why}"
+        + (f"; not read: {', '.join(found.unread)}" if found.unread else ""),
         f"{model}: {_size_text(facts)}; {_fit_text(verdict, estimate, hardware)}",
         f"{plural(epochs, 'epoch')} of {kept:,} rows in batches of {batch}: {steps:,} steps; {held_out:,} held out",
     ]

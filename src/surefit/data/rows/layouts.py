@@ -345,7 +345,10 @@ def _recipe_converter(columns: Sequence[str], recipe: TaskRecipe, fmt: str) -> C
 def _require_values(row: Row, columns: Sequence[str]) -> None:
     for name in columns:
         if row.get(name) is None:
-            raise DataError("missing", code="E4019", field=name)
+            present = [key for key, value in dict.items(row) if value is not None] if isinstance(row, dict) else []
+            other = any(set(layout.columns) <= set(present) for layout in LAYOUTS.values())
+            help_text = f"the row has {_listed(present)}: the rows of a file must have one layout" if other else None
+            raise DataError("missing", code="E4019", field=name, help=help_text)
 
 
 def _refuse_media(row: Row) -> None:
