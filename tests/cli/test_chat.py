@@ -73,12 +73,12 @@ def test_base_and_adapter_side_by_side_each_continue_their_own(surefit: Surefit,
 class Scripted:
     """Answers in place of a model: `answers` in turn, an error for an exception, cut where the text ends with …"""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: str | Exception) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: str | BaseException) -> None:
         left = list(answers)
 
         def generate(*_: object, on_text: object = None, **__: object) -> list[Generation]:
             answer = left.pop(0)
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
             return [Generation(answer, answer.endswith("…"), len(answer))]
 
@@ -89,7 +89,7 @@ def saved_rows(path: Path) -> list[list[dict[str, object]]]:
     return [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("failure", [MachineError("no memory"), KeyboardInterrupt()])
+@pytest.mark.parametrize("failure", [MachineError("no memory", code="E2077"), KeyboardInterrupt()])
 def test_what_was_said_before_a_failure_is_saved(surefit, chats, tmp_path, monkeypatch, failure) -> None:
     Scripted(monkeypatch, "one", "two", failure)
     arguments = ["chat", str(chats), "--system", "", "--save", "said.jsonl"]

@@ -50,7 +50,7 @@ RECORDS = key_set("""
 def _finish(draft: ConfigDraft) -> None:
     for key in [key for key in draft.flat if key.partition(".")[0] in RECORDS and draft.says(key)]:
         draft.lose(key, "it records the job at OpenAI")
-    other = next((key for key in draft.flat if key.startswith(("method.dpo.", "method.reinforcement."))), None)
+    other = next((key for key in draft.flat if key.startswith(("method.dpo", "method.reinforcement"))), None)
     kind = draft.flat.get("method.type") or (other.split(".")[1] if other else "supervised")
     if kind != "supervised":
         draft.whole_run = False
