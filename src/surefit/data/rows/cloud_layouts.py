@@ -49,7 +49,10 @@ def _messages_from_parts(turn: Any, field: str) -> Iterator[dict[str, Any]]:
             help="contents have user and model",
         )
     parts = turn["parts"] if not isinstance(turn["parts"], Mapping) else [turn["parts"]]
-    texts, thoughts, calls, results = [], [], [], []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for n, part in enumerate(parts):
         place = f"{field}.parts[{n}]"
         kind, value = _kind_of_part(part, place)
@@ -105,7 +108,10 @@ def messages_from_bedrock(item: Mapping[str, Any], field: str) -> list[dict[str,
     Raises:
         DataError: it has blocks that are not text, calls, their results or reasoning.
     """
-    texts, thoughts, calls, results = [], [], [], []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for n, part in enumerate(item["content"]):
         place = f"{field}.content[{n}]"
         if isinstance(part, Mapping) and isinstance(part.get("text"), str):

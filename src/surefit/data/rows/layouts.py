@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
 from surefit.data.read.load import Rows, load_rows
-from surefit.data.rows.cloud_layouts import messages_from_contents
+from surefit.data.rows.cloud_layouts import TEXT_ALONE, messages_from_contents
 from surefit.data.rows.columns import ColumnNames
 from surefit.data.rows.conversion import REMEMBERED_ROWS, RowConversion
 from surefit.data.rows.messages import (
-    TEXT_ALONE,
     messages_from_sharegpt,
     parse_conversation,
     parse_json_list,
