@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.config.load import load_config
+from surefit.config.schema import decided
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, duration_text
 from surefit.plan.build_plan import build_plan
@@ -36,7 +37,9 @@ def plan_of(config: str, given: tuple[str, ...], quick: bool) -> dict[str, Any]:
     overrides = [text for text in given if not text.startswith("rows=")]
     loaded = load_config(ROOT / config, overrides)
     if rows is not None:  # rows that are not here are as many as they are said to be
-        steps = -(-rows * loaded.config.train.num_train_epochs // loaded.config.train.global_batch_size)
+        steps = -(
+            -rows * decided(loaded.config.train.num_train_epochs) // decided(loaded.config.train.global_batch_size)
+        )
         overrides.append(f"train.max_steps={int(steps)}")
     run = load_checked_run(
         load_config(ROOT / config, [*overrides, "data.train=elsewhere/rows", "data.eval=elsewhere/held-out"])

@@ -109,6 +109,7 @@ class TaskRecipe:
         name: the value of `recipe` in the config.
         version: raised whenever a change makes scores incomparable with earlier ones.
         citation: where the task, its data format and its scoring rules come from.
+        summary: what the model learns to do, in a sentence (`surefit init --list`).
         columns: the row's columns; empty when the general data formats are used.
         aliases: column → other names that it may have in the rows, the most usual first; `to_example` accepts them too.
         to_example: row → `Example`; raises `DataError` (with `field`) on an unusable row.
@@ -164,6 +165,7 @@ class TaskRecipe:
     parts: Mapping[str, TaskRecipe] = field(default_factory=dict)
     column_names: Mapping[str, str] = field(default_factory=dict)
     role_names: Mapping[str, str] = field(default_factory=dict)
+    summary: str = ""
 
     def of(self, example: Example) -> TaskRecipe:
         """Return the task of an example: one of the parts, or this one."""

@@ -10,10 +10,13 @@ from tests.cli.conftest import Answer, Surefit
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.core.errors import ConfigError
+from surefit.core.errors import ConfigError, MachineError
 from surefit.data.read.load import load_rows
 from surefit.data.rows.layouts import to_examples
+from surefit.data.rows.messages import is_trained_on
+from surefit.generate.engine import Generation
 from surefit.recipes import get_recipe
+from surefit.stages import chatting
 from surefit.stages.chatting import append_conversation
 from surefit.stages.run_context import load_checked_run
 
@@ -67,14 +70,63 @@ def test_base_and_adapter_side_by_side_each_continue_their_own(surefit: Surefit,
         assert [turn["answers"][name] for turn in one["turns"]] == [turn["answers"][name] for turn in both["turns"]]
 
 
-def test_lines_of_standard_input_and_commands(surefit: Surefit, chats: Path, tmp_path: Path) -> None:
+class Scripted:
+    """Answers in place of a model: `answers` in turn, an error for an exception, cut where the text ends with …"""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: str | BaseException) -> None:
+        left = list(answers)
+
+        def generate(*_: object, on_text: object = None, **__: object) -> list[Generation]:
+            answer = left.pop(0)
+            if isinstance(answer, BaseException):
+                raise answer
+            return [Generation(answer, answer.endswith("…"), len(answer))]
+
+        monkeypatch.setattr(chatting, "generate", generate)
+
+
+def saved_rows(path: Path) -> list[list[dict[str, object]]]:
+    return [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("failure", [MachineError("no memory", code="E2077"), KeyboardInterrupt()])
+def test_what_was_said_before_a_failure_is_saved(surefit, chats, tmp_path, monkeypatch, failure) -> None:
+    Scripted(monkeypatch, "one", "two", failure)
+    arguments = ["chat", str(chats), "--system", "", "--save", "said.jsonl"]
+    done = CliRunner().invoke(app, arguments, input="Hello 1\nHello 2\nHello 3\n")
+    assert done.exit_code == (130 if isinstance(failure, KeyboardInterrupt) else 3)
+    (messages,) = saved_rows(tmp_path / "said.jsonl")
+    assert [turn["content"] for turn in messages] == ["Hello 1", "one", "Hello 2", "two"]
+
+
+def test_answers_that_the_limit_cut_are_not_saved_as_answers(surefit, chats, tmp_path, monkeypatch) -> None:
+    Scripted(monkeypatch, "one", "two…", "three", "four…")
+    arguments = ["chat", str(chats), "--system", "", "--save", "said.jsonl"]
+    done = CliRunner().invoke(app, arguments, input="".join(f"Hello {n}\n" for n in range(4)))
+    assert done.exit_code == 0, done.output
+    (messages,) = saved_rows(tmp_path / "said.jsonl")
+    assert [turn["content"] for turn in messages if turn["role"] == "assistant"] == ["one", "two…", "three"]
+    assert [turn.get("weight") for turn in messages] == [None, None, None, 0, None, None]
+    (row,) = to_examples(load_rows(str(tmp_path / "said.jsonl")), get_recipe("chat"), "auto", "error").examples
+    assert [turn["content"] for turn in row.messages if is_trained_on(turn)] == ["one", "three"]
+
+
+def test_a_conversation_of_cut_answers_alone_is_not_saved(surefit, chats, tmp_path, monkeypatch) -> None:
+    Scripted(monkeypatch, "one…", "two…")
+    done = CliRunner().invoke(app, ["chat", str(chats), "--save", "said.jsonl"], input="Hello 1\nHello 2\n")
+    assert done.exit_code == 0, done.output
+    assert "nothing saved" in done.stderr
+    assert not (tmp_path / "said.jsonl").exists()
+
+
+def test_lines_of_standard_input_and_commands(surefit, chats, tmp_path, monkeypatch) -> None:
+    Scripted(monkeypatch, "one", "two", "three")
     lines = ("/save said.jsonl", "Hello 1", "Hello 2", "/save said.jsonl", "/system", "Hello 3", "/save said.jsonl",
              "/help", "/quit", "never asked")  # fmt: skip
     done = CliRunner().invoke(app, ["chat", str(chats), *SHORT], input="".join(f"{line}\n" for line in lines))
     answer = Answer(done.exit_code, done.stdout, done.stderr)
     assert answer.code == 0, answer.text
     assert "/reset" in answer.stderr
-    assert "cut by the token limit" in answer.stderr
     saved = [json.loads(line)["messages"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     assert [[turn["role"] for turn in messages] for messages in saved] == [
         ["system", "user", "assistant", "user", "assistant"],

@@ -21,7 +21,7 @@ from surefit.cli.command_line import OPTIONS, OTHER_WORDS
 from surefit.cli.train import describe_run
 from surefit.config.load import is_key
 from surefit.core.rundir import RunDir, read_jsonl
-from surefit.recipes import _RECIPES, describe_recipe
+from surefit.recipes import _RECIPES, get_recipe
 from surefit.stages.run_context import load_checked_run
 
 ROOT = Path(__file__).parents[2]
@@ -256,7 +256,7 @@ def test_advice_that_leads_somewhere(config: Path, surefit: Surefit) -> None:
 
 
 def test_every_recipe_says_what_it_is_for(surefit: Surefit) -> None:
-    purposes = {name: describe_recipe(name) for name in _RECIPES}
+    purposes = {name: get_recipe(name).summary for name in _RECIPES}
     assert len(set(purposes.values())) == len(purposes)
     assert all(len(text) < 100 and "arXiv" not in text for text in purposes.values())
     answer = surefit("init", "--list")

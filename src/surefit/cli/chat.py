@@ -69,6 +69,19 @@ def chat(
     models = open_chat_models(run, wanted)
     conversation = _start(out, run, models, system, max_new_tokens, temperature)
     records: list[dict[str, Any]] = []
+    try:
+        _converse(out, run, conversation, prompt, records)
+    finally:  # what was said before a failure is not lost
+        if save is not None and conversation.turns.get(models[-1].name):
+            _save(out, run, conversation, save)
+    out.result({"variants": [model.name for model in models], "system": conversation.system, "turns": records})
+    return EXIT_OK
+
+
+def _converse(
+    out: Output, run: CheckedRun, conversation: Chat, prompt: list[str] | None, records: list[dict[str, Any]]
+) -> None:
+    """Answer every message, and add the answers to `records`."""
     for message in _messages(out, prompt):
         if prompt is None and (message.partition(" ")[0] in NAMES or (message[0] == "/" and sys.stdin.isatty())):
             if not _obey(out, run, conversation, message):
@@ -86,10 +99,6 @@ def chat(
             if prompt is not None or not sys.stdin.isatty():
                 raise
             out.error(error)
-    if save is not None and conversation.turns.get(models[-1].name):
-        _save(out, run, conversation, save)
-    out.result({"variants": [model.name for model in models], "system": conversation.system, "turns": records})
-    return EXIT_OK
 
 
 def _wanted_variants(run: CheckedRun, variant: str | None, compare: bool) -> list[str]:
@@ -214,7 +223,11 @@ def _save(out: Output, run: CheckedRun, conversation: Chat, path: Path) -> None:
     """Append the tuned model's conversation to a file of rows."""
     from surefit.stages.chatting import append_conversation
 
-    rows = append_conversation(run, path, conversation.conversation(conversation.models[-1].name))
-    out.note(f"Saved to {path}: {plural(rows, 'row')}")
-    if conversation.cut:
-        out.note("an answer in it was cut by the token limit: complete it before you train on it")
+    name = conversation.models[-1].name
+    messages, cut = conversation.conversation(name), len(conversation.cut.get(name, ()))
+    if cut:
+        out.note(f"{plural(cut, 'answer')} cut by the token limit: not saved as answers to train on")
+        if not any(turn["role"] == "assistant" and turn.get("weight") != 0 for turn in messages):
+            out.note(f"nothing saved to {path}: --max-new-tokens allows longer answers")
+            return
+    out.note(f"Saved to {path}: {plural(append_conversation(run, path, messages), 'row')}")

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @verb
 def import_(
     out: Output,
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="Another tool's config: axolotl, LLaMA-Factory, TRL.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Another tool's config: axolotl, LLaMA-Factory, TRL, an OpenAI job.")
+    ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to stdout.")] = None,
 ) -> int:
     """Convert an Axolotl, LLaMA-Factory or TRL config to SureFit; unsupported keys become comments."""

@@ -1,19 +1,24 @@
-"""The verb `init`: a starter config of a recipe."""
+"""The verb `init`: a config for somebody's rows, by options or by four questions, or a recipe's starter."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from surefit.cli.exits import verb
 from surefit.cli.render import Output
-from surefit.core.errors import EXIT_OK
+from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.output import output_file
 from surefit.core.rundir import write_atomic
 from surefit.core.units import shell_quote
+
+if TYPE_CHECKING:
+    from surefit.facts.model import ModelFacts
 
 
 @verb
@@ -30,24 +35,102 @@ def init(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write here; default: DATA.yaml, or stdout.")
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="With a recipe: every setting, with its default and what it is.")
+    ] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
 ) -> int:
-    """Write a config: for your own rows with --data, or a commented starter of a recipe."""
+    """Write a config: for your own rows with --data, or a starter of a recipe. Without arguments, ask."""
     from surefit import recipes
-    from surefit.config.starter import starter_config
+    from surefit.config.starter import short_starter, starter_config
 
+    if list_recipes:
+        return _list_recipes(out)
+    if data is None and recipe is None:
+        if out.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise ConfigError(
+                "nothing says what to write a config for",
+                code="E1075",
+                help="surefit init --data ROWS [--model MODEL] [--gpu GPU]; or surefit init RECIPE, of those that "
+                "`surefit init --list` names",
+            )
+        data, model, gpu, output = _ask(out, model, gpu, output)
     if data is not None:
         return _write_for_rows(out, data, model, gpu, recipe, output)
-    if list_recipes or recipe is None:
-        purposes = {name: recipes.describe_recipe(name) for name in recipes.list_recipes()}
-        out.table("Recipes", ["name", "for"], [[name, text] for name, text in purposes.items()])
-        out.next_step(["init", recipes.GENERAL, "--output", "run.yaml"])
-        out.result({"recipes": list(purposes), "purposes": purposes})
-        return EXIT_OK
-    text = starter_config(recipes.get_recipe(recipe).name)
+    assert recipe is not None
+    name = recipes.get_recipe(recipe).name
+    text = starter_config(name) if full else short_starter(name)
     print_or_write_config(out, text, output)
     out.result({"recipe": recipe, "path": str(output) if output else None, "config": text})
     return EXIT_OK
+
+
+def _list_recipes(out: Output) -> int:
+    """Print what each recipe is for, and the rows that it reads."""
+    from surefit import recipes
+    from surefit.data.rows.layouts import LAYOUTS
+
+    general = ", ".join(" + ".join(layout.columns) for layout in LAYOUTS.values())
+    tasks = [recipes.get_recipe(name) for name in recipes.list_recipes()]
+    rows = {task.name: ", ".join(task.columns) or general for task in tasks}
+    out.table("Recipes", ["name", "the model learns to", "columns of the rows"],
+              [[task.name, task.summary, rows[task.name]] for task in tasks])  # fmt: skip
+    out.next_step(["init", recipes.GENERAL, "--output", "run.yaml"])
+    out.result({"recipes": {task.name: task.summary for task in tasks}})
+    return EXIT_OK
+
+
+def _ask(out: Output, model: str | None, gpu: str, output: Path | None) -> tuple[str, str | None, str, Path]:
+    """Ask for rows, card, model and name of the config; return the answers. Nothing is written."""
+    from surefit.facts.hardware import hardware_facts
+    from surefit.facts.model import model_facts
+    from surefit.stages.starting import describe_rows
+
+    files = sorted(path.name for ending in ("jsonl", "json", "csv", "parquet") for path in Path().glob(f"*.{ending}"))
+    out.paragraph("Rows to train on: a file (JSONL, JSON, CSV, Parquet), a directory, or a data set's id on the hub.")
+    data = _answer(out, "rows", files[0] if len(files) == 1 else None, describe_rows)
+    if gpu == "auto":
+        out.paragraph("GPU to train on, such as 4090 or h100; cpu for none. Enter takes this machine's.")
+        here = hardware_facts("auto")
+        found = here.name if here.kind == "cuda" else "cpu"
+        answer = _answer(out, "GPU", found, lambda name: name if name == found else hardware_facts(name).name)
+        gpu = "auto" if answer == found else answer
+    if model is None:
+        out.paragraph("Base model: a hub id, a directory or a GGUF file. Enter takes one that fits the GPU.")
+        answer = _answer(out, "model", "one that fits", lambda name: _name_of_model(name, model_facts))
+        model = None if answer == "one that fits" else answer
+    if output is None:
+        out.paragraph("Name of the config, a new file.")
+        default = Path(re.sub(r"[^\w.-]+", "-", Path(data.rstrip("/")).stem).strip("-.") or "rows")
+        names = (f"{default}{suffix}.yaml" for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
+        free = next((name for name in names if not Path(name).exists()), None)
+        output = Path(_answer(out, "config", free, _require_new))
+    return data, model, gpu, output
+
+
+def _name_of_model(name: str, facts: Callable[[str], ModelFacts]) -> str:
+    return name if name == "one that fits" else facts(name).name
+
+
+def _require_new(name: str) -> str:
+    return str(output_file(Path(name)))
+
+
+def _answer(out: Output, question: str, default: str | None, describe: Callable[[str], str]) -> str:
+    """Return an answer that `describe` accepts, asking again after each that it does not; Enter takes the default."""
+    while True:
+        out.write(f"{question}{f' [{default}]' if default else ''}: ")
+        line = sys.stdin.readline()
+        if not line:  # Ctrl-D
+            raise KeyboardInterrupt
+        if not (answer := line.strip() or default or ""):
+            continue
+        try:
+            if (described := describe(answer)) != answer:
+                out.say(f"  {described}")
+            return answer
+        except SureFitError as error:
+            out.error(error)
 
 
 def _write_for_rows(

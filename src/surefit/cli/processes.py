@@ -17,6 +17,7 @@ from surefit.cli.findings import show_findings_on_failure
 from surefit.cli.render import Output
 from surefit.config.load import load_config
 from surefit.config.oom_ladder import as_arguments, next_rung, with_oom_changes
+from surefit.config.schema import decided
 from surefit.config.world import count_data_ranks, count_processes
 from surefit.core import env
 from surefit.core.errors import EXIT_SHORT, ConfigError
@@ -162,7 +163,7 @@ def describe_batches(run: CheckedRun) -> str:
     count, ranks, size = count_processes(config), count_data_ranks(config), config.train.per_device_train_batch_size
     unit = "each" if ranks == count else f"each group of {count // ranks}"
     batches = f"{steps} micro batch{'es' * (steps > 1)} of {size}"
-    rows = plural(config.train.global_batch_size, "row")
+    rows = plural(decided(config.train.global_batch_size), "row")
     return f"{count} processes, {config.parallel.mode}: {rows} a step, in {unit} {batches}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import SureFitConfig, decided
 from surefit.config.world import count_accumulation_steps, examples_per_data_rank
 from surefit.core.units import bytes_text
 
@@ -82,7 +82,7 @@ def decide_memory(config: SureFitConfig, capacity: int, needed: Needed) -> dict[
 
 def _ways(config: SureFitConfig) -> list[MemoryChoice]:
     train, speed = config.train, config.speed
-    batch_size, length = train.global_batch_size, config.data.max_length
+    batch_size, length = decided(train.global_batch_size), config.data.max_length
     divisors = [size for size in range(1, examples_per_data_rank(config) + 1) if batch_size % size == 0]
     efficient_micro = next((size for size in divisors if size * length >= EFFICIENT_TOKENS), batch_size)
     micros = [size for size in reversed(divisors) if size <= efficient_micro]

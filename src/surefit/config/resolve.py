@@ -18,14 +18,16 @@ import yaml
 from pydantic import BaseModel
 
 from surefit import __version__
+from surefit.config.by_rows import decide_by_rows
 from surefit.config.capabilities import conflict_with_trait
 from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, LoadedConfig, is_overridden
 from surefit.config.memory import CHECKPOINTING, EFFICIENT_TOKENS, MICRO, TILED, Needed, decide_memory
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import SureFitConfig, decided
 from surefit.config.world import (
     COUNT,
     LaunchedProcesses,
     count_accumulation_steps,
+    count_processes,
     decide_devices,
     decide_mode,
     examples_per_data_rank,
@@ -140,6 +142,9 @@ def resolve_config(
     """
     provenance = {dotted: _origin(dotted, loaded) for dotted, _ in iter_config_values(loaded.config)}
     config = _with_devices(loaded.config, provenance, started)
+    by_rows = decide_by_rows(config, epoch_rows(config, rows, mixed), count_processes(config))
+    provenance |= {dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in by_rows.items()}
+    config = with_decisions(config, {dotted: value for dotted, (value, _) in by_rows.items()})
     steps = total_steps(config, rows, mixed)
     packing, _ = _decide_packing(config, model)
     decisions: dict[str, Callable[[], tuple[Any, str]]] = {
@@ -178,7 +183,7 @@ def resolve_config(
     require_shareable(resolved)
     micro = resolved.train.per_device_train_batch_size
     assert isinstance(micro, int)
-    if resolved.train.global_batch_size % micro:
+    if decided(resolved.train.global_batch_size) % micro:
         raise ConfigError(
             f"global_batch_size {resolved.train.global_batch_size} is not a multiple of the micro batch {micro}",
             code="E2019",
@@ -204,18 +209,21 @@ def _with_devices(
 
 
 def total_steps(config: SureFitConfig, rows: int | None, mixed: float = 0) -> int | None:
-    """Estimate the optimizer steps of the run before the rows are tokenized; `max_steps` where rows are unknown.
+    """Estimate the optimizer steps of the run before the rows are tokenized; `max_steps` where rows are unknown."""
+    train, training_rows = config.train, epoch_rows(config, rows, mixed)
+    if training_rows is None:
+        return train.max_steps
+    epochs, batch = decided(train.num_train_epochs), decided(train.global_batch_size)
+    return optimizer_steps(training_rows, epochs, batch, train.max_steps)
+
+
+def epoch_rows(config: SureFitConfig, rows: int | None, mixed: float = 0) -> int | None:
+    """Estimate the rows that one epoch trains on; None where they are not counted.
 
     Rows are held out by the hash of their prompt, so only about the share in `data.eval`. `mixed` rows are never held
     out.
     """
-    train = config.train
-    if rows is None:
-        return train.max_steps
-    training_rows = rows - round(rows * (config.data.share or 0))
-    return optimizer_steps(
-        training_rows + round(mixed), train.num_train_epochs, train.global_batch_size, train.max_steps
-    )
+    return None if rows is None else rows - round(rows * (config.data.share or 0)) + round(mixed)
 
 
 def optimizer_steps(rows: int, epochs: float, global_batch_size: int, max_steps: int | None) -> int:
@@ -283,7 +291,7 @@ def _decide_micro_batch(config: SureFitConfig, model: ModelLike, hardware: Hardw
 
     Vocabulary 128,256 at 2,048 tokens: 12 bytes × 128,256 × 2,048 = 2.94 GiB per example, so 2 on an 80 GiB GPU.
     """
-    batch_size, length = config.train.global_batch_size, config.data.max_length
+    batch_size, length = decided(config.train.global_batch_size), config.data.max_length
     divisors = [d for d in range(1, examples_per_data_rank(config) + 1) if batch_size % d == 0]
     if hardware.kind == "cpu":
         micro = max(d for d in divisors if d <= CPU_MICRO_BATCH)

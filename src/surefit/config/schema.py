@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, field_validator, model_validator
 
@@ -57,6 +57,15 @@ def _null_as_zero(value: object) -> object:
 
 
 Auto = Literal["auto"]
+T = TypeVar("T", int, float)
+
+
+def decided(value: T | Auto) -> T:
+    """Return a value that may be "auto" in a config file, from a config in which it is decided."""
+    assert value != "auto", "the config is not resolved"
+    return value
+
+
 Dtype = Literal["float32", "bfloat16", "float16"]
 _HOLDS_A_SECRET = re.compile(
     r"(\w*(?:TOKEN|API_?KEY|_KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?))=(?!\$)\S", re.IGNORECASE
@@ -153,7 +162,9 @@ class DataSection(Section):
     eval: Annotated[Annotated[float, Field(ge=0, lt=1)] | PathText, BeforeValidator(_null_as_zero)] = 0.02
     """The held-out rows: another file, or the share of the training rows to set aside (with several tasks, of every
     source). 0 or null holds nothing out: all rows are trained on, and no loss or score is measured on held-out rows."""
-    format: Literal["auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt"] = "auto"
+    format: Literal[
+        "auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt", "gemini"
+    ] = "auto"
     """Format of the rows; auto detects it by the column names."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Columns with other names than those of the format: prompt: question, completion: answer. For messages also their
@@ -220,14 +231,15 @@ class TrainSection(Section):
 
     method: Literal["lora", "full"] = "lora"
     """lora trains low-rank factors beside frozen weights; full trains every weight."""
-    num_train_epochs: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Passes over the training rows."""
+    num_train_epochs: Auto | Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Passes over the training rows. auto: 3; up to 10 where that is fewer than 100 steps, fewer above 25,000 rows."""
     max_steps: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """At most this many optimizer steps; a run whose epochs end earlier ends with them."""
     learning_rate: Annotated[float, Field(gt=0, lt=10)] = 2e-4
     """The peak learning rate."""
-    global_batch_size: Annotated[int, Field(ge=1, le=2**20)] = 64
-    """Examples per optimizer step, over all devices and accumulation: the batch the optimizer sees."""
+    global_batch_size: Auto | Annotated[int, Field(ge=1, le=2**20)] = 64
+    """Examples per optimizer step, over all devices and accumulation: the batch the optimizer sees. auto: a fiftieth of
+    the rows, from 4 to 64."""
     per_device_train_batch_size: Auto | Annotated[int, Field(ge=1, le=2**20)] = "auto"
     """Examples per forward pass (micro batch); must divide global_batch_size. Packed: this many × max_length tokens."""
     gradient_checkpointing: Auto | bool | Literal["selective", "offload"] = "auto"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
@@ -95,6 +97,8 @@ GENERAL: dict[str, Any] = {
     "model.name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
     "data.train": OWN_ROWS,
     "data.eval": 0.02,
+    "train.num_train_epochs": "auto",
+    "train.global_batch_size": "auto",
     "output_dir": "runs/my-run",
 }
 
@@ -102,6 +106,38 @@ GENERAL: dict[str, Any] = {
 def has_bundled_rows(recipe: str) -> bool:
     """Return whether the recipe's starter has bundled rows; the others name a file of the user's."""
     return recipe in STARTERS
+
+
+def short_starter(recipe: str) -> str:
+    """Return a config for `recipe` with only the values that it sets, each with what the setting is."""
+    values = {"recipe": recipe, **(STARTERS.get(recipe) or GENERAL)}
+    rows = "sample rows: name yours" if has_bundled_rows(recipe) else "your rows"
+    comments = {"model.name_or_path": "a hub id, a directory or a GGUF file", "data.train": rows}
+    lines = [(key, value, comments.get(key) or _first_sentence(key)) for key, value in values.items()]
+    return commented_yaml(lines)
+
+
+def commented_yaml(lines: Iterable[tuple[str, Any, str]]) -> str:
+    """Return YAML of (dotted key, value, comment), whose sections stand together."""
+    written, section = [], ""
+    for key, value, comment in lines:
+        head, _, name = key.rpartition(".")
+        if head != section and head:
+            written.append(f"{head}:")
+        section = head
+        setting = f"{'  ' if head else ''}{name}: {one_line_yaml(value)}"
+        written.append(f"{setting:<40} # {comment}" if comment else setting)
+    return "\n".join(written) + "\n"
+
+
+def _first_sentence(dotted: str) -> str:
+    """Return what a setting is, by its description in the schema, in a few words."""
+    model: Any = SureFitConfig
+    for name in dotted.split("."):
+        field = model.model_fields[name]
+        model = field.annotation
+    text = " ".join((field.description or "").split())
+    return re.split(r"[.;:](?:\s|$)", text, maxsplit=1)[0]
 
 
 def starter_config(recipe: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from surefit.config.capabilities import conflicts, traits
 from surefit.config.modes import GROUPED, MODES, ZERO
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import SureFitConfig, decided
 from surefit.core.errors import ConfigError
 from surefit.core.units import bytes_text
 
@@ -38,7 +38,7 @@ def count_data_ranks(config: SureFitConfig) -> int:
 
 def examples_per_data_rank(config: SureFitConfig) -> int:
     """Return the examples of a step per part: its share of the global batch, rounded up."""
-    return math.ceil(config.train.global_batch_size / count_data_ranks(config))
+    return math.ceil(decided(config.train.global_batch_size) / count_data_ranks(config))
 
 
 def count_accumulation_steps(config: SureFitConfig) -> int:
@@ -47,7 +47,7 @@ def count_accumulation_steps(config: SureFitConfig) -> int:
     """
     micro = config.train.per_device_train_batch_size
     assert isinstance(micro, int)
-    return math.ceil(math.ceil(config.train.global_batch_size / micro) / count_data_ranks(config))
+    return math.ceil(math.ceil(decided(config.train.global_batch_size) / micro) / count_data_ranks(config))
 
 
 def decide_devices(config: SureFitConfig, started: LaunchedProcesses | None) -> dict[str, tuple[int, str]]:

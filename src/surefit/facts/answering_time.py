@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import SureFitConfig, decided
 from surefit.config.world import count_processes
 from surefit.facts.eval_prompts import EvalPromptSet
 from surefit.facts.flops import FORWARD, TRAINED, training_flops
@@ -58,7 +58,7 @@ def checkpoints_against_training(
     assert held_out.prompts
     assert held_out.mean
     length = min(config.data.max_length, math.ceil(held_out.mean + (held_out.answer or config.evaluate.max_new_tokens)))
-    rows = config.train.global_batch_size
+    rows = decided(config.train.global_batch_size)
     step_flops = work.of([length] * rows, length * rows)
     if config.train.gradient_checkpointing is not False:
         full_training = config.model_copy(update={"train": config.train.model_copy(update={"method": "full"})})

@@ -17,6 +17,7 @@ TARGETS = ("answers", "answer", "completion", "output", "response", "target", "l
 GENERAL = (
     (("messages",), "messages"),
     (("conversations",), "conversations"),
+    (("contents",), "contents"),
     (("prompt", "completion"), "completion"),
     (("instruction", "output"), "output"),
     (("text",), None),
@@ -143,11 +144,11 @@ def target_column(sample: Sequence[Mapping[str, Any]], expected: Sequence[str]) 
 def target_value(row: Mapping[str, Any], target: str) -> Any:
     """Return a row's answer: the target column, or the content or calls of the conversation's last assistant turn."""
     value = row.get(target)
-    if target not in ("messages", "conversations") or not isinstance(value, list):
+    if target not in ("messages", "conversations", "contents") or not isinstance(value, list):
         return value
     for turn in reversed(value):
         if isinstance(turn, Mapping) and turn.get("role", turn.get("from")) in ANSWERING:
-            contents = (turn.get(name) for name in ("content", "tool_calls", "function_call", "value"))
+            contents = (turn.get(name) for name in ("content", "tool_calls", "function_call", "value", "parts"))
             return next((content for content in contents if content), "")
     return None
 

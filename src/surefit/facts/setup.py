@@ -33,7 +33,8 @@ class Setup:
     """Settings of a training run. Every value is None (or empty) where the file does not state it.
 
     Attributes:
-        tool: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python or requirements.
+        tool: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, openai, slurm, python or
+            requirements.
         places: attribute → where it is set; `name` is the key to use in messages.
         gone: keys that the tool no longer accepts → what to write instead; each has its place.
         unknown: keys the tool does not know, each with its place; meant: such a key → the key it is probably meant as.
@@ -281,7 +282,7 @@ def setup_of(config: SureFitConfig, resolved: ResolvedConfig | None) -> Setup:
         length_unit="tokens",
         packing=packing,
         packing_strategy="bfd" if packing else None,
-        epochs=train.num_train_epochs,
+        epochs=_known(train.num_train_epochs),
         max_steps=train.max_steps,
         total_steps=total,
         optimizer=train.optim,
@@ -291,7 +292,7 @@ def setup_of(config: SureFitConfig, resolved: ResolvedConfig | None) -> Setup:
         # Where the micro batches do not divide the batch, some processes run an empty one: no product can be compared.
         accumulation=resolved.gradient_accumulation_steps if resolved and _divides(decided) else None,
         world_size=count_data_ranks(decided),
-        global_batch=train.global_batch_size,
+        global_batch=_known(train.global_batch_size),
         save_steps=save_steps,
         eval_steps=save_steps,
         eval_rows=not config.data.holds_nothing_out,
@@ -316,8 +317,8 @@ def setup_of(config: SureFitConfig, resolved: ResolvedConfig | None) -> Setup:
 
 
 def _divides(config: SureFitConfig) -> bool:
-    micro = config.train.per_device_train_batch_size
-    return isinstance(micro, int) and config.train.global_batch_size % (micro * count_data_ranks(config)) == 0
+    micro, batch = config.train.per_device_train_batch_size, config.train.global_batch_size
+    return isinstance(micro, int) and isinstance(batch, int) and batch % (micro * count_data_ranks(config)) == 0
 
 
 def _adapter_of(section: LoraSection | None, dtype: str | None, quantized: bool) -> dict[str, Any]:

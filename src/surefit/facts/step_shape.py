@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from surefit.config.resolve import ResolvedConfig
+from surefit.config.schema import decided
 from surefit.config.world import count_data_ranks, examples_per_data_rank
 
 
@@ -41,7 +42,8 @@ def micro_batch_shape(resolved: ResolvedConfig, length: int | None = None) -> St
         return StepShape(rows, length, resolved.gradient_accumulation_steps)
     capacity = rows * max_length
     examples = min(examples_per_data_rank(config), -(-capacity // length))
-    micro_batches = max(1, math.ceil(math.ceil(train.global_batch_size * length / capacity) / count_data_ranks(config)))
+    batches = math.ceil(decided(train.global_batch_size) * length / capacity)
+    micro_batches = max(1, math.ceil(batches / count_data_ranks(config)))
     return StepShape(examples, min(length, capacity // examples), micro_batches)
 
 

@@ -25,7 +25,8 @@ __all__ = ["ImportedConfig", "UnmappedKey", "detect_tool", "find_tool", "read_to
 
 KNOWN = (
     "supported: SureFit's own configs, configs of axolotl, llamafactory (its `train` command), trl, accelerate and "
-    "deepspeed, PEFT's adapter_config.json, SLURM batch scripts, Python training scripts, and requirements"
+    "deepspeed, PEFT's adapter_config.json, OpenAI's fine-tuning jobs, SLURM batch scripts, Python training scripts, "
+    "and requirements"
 )
 TOOL_NAMES = {
     "axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "Accelerate", "slurm": "SLURM",

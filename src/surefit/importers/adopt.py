@@ -266,7 +266,7 @@ def _batch(accumulation: FileValue, loaded: LoadedConfig) -> OverriddenValue | N
     train, parts = config.train, _parts(config)
     micro, global_batch = train.per_device_train_batch_size, train.global_batch_size
     if micro == "auto":
-        if global_batch % (accumulation.value * parts) == 0:
+        if isinstance(global_batch, int) and global_batch % (accumulation.value * parts) == 0:
             value = global_batch // (accumulation.value * parts)
             return OverriddenValue("train.per_device_train_batch_size", "auto", replace(accumulation, value=value))
     elif micro * accumulation.value * parts == global_batch:

@@ -32,9 +32,12 @@ OWN: dict[str, frozenset[str]] = {
     "peft": key_set("""
     peft_type base_model_name_or_path lora_alpha target_modules init_lora_weights
 """),
+    "openai": key_set("""
+    training_file validation_file hyperparameters method fine_tuned_model trained_tokens user_provided_suffix
+"""),
 }
 """Tool → keys that are characteristic of its files."""
-NEEDED = {"axolotl": "base_model", "llamafactory": "model_name_or_path", "peft": "peft_type"}
+NEEDED = {"openai": "training_file", "axolotl": "base_model", "llamafactory": "model_name_or_path", "peft": "peft_type"}
 """Tool → the key that all its files have; a file without it must have several other characteristic keys."""
 ENOUGH = 3
 """The number of characteristic keys that make up for the missing one, since that key may be misspelled."""
@@ -164,8 +167,10 @@ def recognize_tool(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -
     """
     if _is_surefits(tree):
         return "surefit"
-    counts = {tool: sum(knows(tool, key) for key in tree) for tool in ("peft", "deepspeed", "accelerate", "axolotl")}
-    counts |= {tool: sum(knows(tool, key) for key in tree) for tool in ("llamafactory", "trl")}
+    counts = {
+        tool: sum(knows(tool, key) for key in tree) for tool in ("peft", "deepspeed", "accelerate", "axolotl", "openai")
+    }
+    counts |= {tool: sum(knows(tool, key) for key in tree) for tool in ("llamafactory", "trl", "openai")}
     fit = [tool for tool, count in counts.items() if _fits(tool, tree, count)]
     return max(fit, key=counts.__getitem__, default=None)
 

@@ -32,7 +32,8 @@ class ImportedConfig:
     key is written with dots; the entries of a list are one value.
 
     Attributes:
-        tool: axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python or requirements.
+        tool: axolotl, llamafactory, trl, accelerate, deepspeed, peft, openai, slurm, python or
+            requirements.
         path: the file.
         setup: the facts that the rules check.
         loaded: the SureFit config that the file maps to, with the lines of the other tool's file; None if the file does

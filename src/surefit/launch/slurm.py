@@ -103,7 +103,7 @@ def check_arithmetic(job: BatchJob) -> None:
     require_shareable(job.config)
     _require_time(job)
     batch, data_ranks = job.config.train.global_batch_size, count_data_ranks(job.config)
-    if batch % data_ranks:
+    if isinstance(batch, int) and batch % data_ranks:
         raise ConfigError(
             f"a global batch of {batch} cannot be cut into {data_ranks} equal parts ({job.world})",
             code="E5013",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from surefit.config.modes import MODES
 from surefit.config.resolve import ResolvedConfig
+from surefit.config.schema import decided
 from surefit.config.world import examples_per_data_rank
 from surefit.facts.activations import FLOAT32
 from surefit.facts.hardware import HardwareFacts
@@ -199,7 +200,7 @@ def _slowest(resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayou
     """Return how much longer the slowest process works than the mean, as a ratio."""
     config = resolved.config
     rows = usual_shape(resolved, length).rows
-    micro_batches = config.train.global_batch_size / rows
+    micro_batches = decided(config.train.global_batch_size) / rows
     groups = sharing.data_ranks
     # With packing, processes share whole examples, not micro batches.
     most_examples = (
@@ -207,7 +208,7 @@ def _slowest(resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayou
         if config.data.packing is not True
         else examples_per_data_rank(config)
     )
-    uneven = most_examples * groups / config.train.global_batch_size if groups > 1 else 1.0
+    uneven = most_examples * groups / decided(config.train.global_batch_size) if groups > 1 else 1.0
     if sharing.mode != "pp":
         return uneven
     stages = pipeline_stages(model, sharing.size)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from surefit.config.resolve import ResolvedConfig, count_due_steps
+from surefit.config.schema import decided
 from surefit.config.world import count_processes
 from surefit.core.gc_pause import pause_gc
 from surefit.core.malloc import SMALL
@@ -172,7 +173,7 @@ class Planner:
         return run_time(
             step,
             resolved.total_steps,
-            tokens_per_step=config.train.global_batch_size * length,
+            tokens_per_step=decided(config.train.global_batch_size) * length,
             weight_bytes=self.model.weight_bytes or 0,
             evaluations=0
             if config.data.holds_nothing_out

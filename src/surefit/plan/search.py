@@ -20,7 +20,7 @@ from surefit.config.memory import RECOMPUTED
 from surefit.config.modes import ZERO
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import SureFitConfig, decided
 from surefit.config.world import count_accumulation_steps, count_processes, examples_per_data_rank, require_shareable
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.activations import has_closed_form
@@ -153,7 +153,7 @@ def enumerate_candidates(
         )
         for place in places
         for changed in _variants(place, planner.model, allowed)
-        for micro in _divisors(place.resolved.config.train.global_batch_size)
+        for micro in _divisors(decided(place.resolved.config.train.global_batch_size))
         if micro <= examples_per_data_rank(changed.config)
         for checkpointing in RECOMPUTED
         for tiled in (False, True)
@@ -409,7 +409,7 @@ def _values(
             context = model.max_position_embeddings or LONGEST
             return range(LENGTH_STEP, context + 1, LENGTH_STEP), f"it is the context length of {model.name}"
         case "batch":
-            return _divisors(config.train.global_batch_size), "it is the whole global batch"
+            return _divisors(decided(config.train.global_batch_size)), "it is the whole global batch"
         case "rank":
             if config.train.method != "lora":
                 raise ConfigError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.config.resolve import ResolvedConfig
+from surefit.config.schema import decided
 from surefit.core.errors import MachineError
 from surefit.core.gc_pause import pause_gc
 from surefit.facts.flops import training_flops
@@ -88,7 +89,7 @@ class StepTimeCache:
         # Many GPUs run the same operators, so they share simulations.
         setting = replace(setting, micro_batches=1, capability=_oldest_equivalent_capability(setting))
         # With packing, a step has no whole number of equal micro batches; the remainder counts by its share.
-        micro_batches = resolved.config.train.global_batch_size / setting.rows
+        micro_batches = decided(resolved.config.train.global_batch_size) / setting.rows
         tile_cost = 1.0
         if setting.tiled_mlp and (near or setting.tokens > MANY_TOKENS):
             setting, tile_cost = replace(setting, tiled_mlp=False), TILED

@@ -29,20 +29,6 @@ _RECIPES = {
 }
 GENERAL = "chat"
 """The recipe for rows that have none of their own."""
-_PURPOSES = {
-    "amr_parsing": "sentences to AMR graphs (Abstract Meaning Representation), scored by Smatch",
-    "amr_parsing_two_task": "as amr_parsing, with a skeleton of the graph before the graph",
-    "code_generation": "descriptions to Python functions, scored by running their tests in a sandbox (pass@k)",
-    "function_calling": "requests and tool definitions to calls of these tools, scored call by call",
-    "long_summarization": "long documents to summaries, scored by ROUGE and by what they copy",
-    "long_summarization_letters": "as long_summarization, for languages whose letters ROUGE itself leaves out",
-    "rec_ranking": "a user's history and candidate items to a ranking of the items, scored by NDCG",
-    "math_boxed": "math problems to solutions that end in \\boxed{…}, scored by the final answer",
-    "math_reasoning": "math problems to solutions that end in '#### 42' (as GSM8K), scored by the final answer",
-    "math_reasoning_annotated": "as math_reasoning, with GSM8K's <<calculator>> annotations kept",
-    "chat": "everything else: conversations, instructions with answers, prompts with completions, plain text",
-}
-"""Name → what goes in, what comes out, and how it is scored."""
 ENTRY_POINT_GROUP = "surefit.recipes"
 
 
@@ -76,11 +62,6 @@ def get_recipe(name: str) -> TaskRecipe:
         help=f"chat is for conversations, instructions and all else without a recipe of its own; the others: "
         f"{', '.join(name for name in names if name != 'chat')}; `surefit init --list` says what each is for",
     )
-
-
-def describe_recipe(name: str) -> str:
-    """Return in one line what a recipe is for; of another package's recipe, where its task comes from."""
-    return _PURPOSES.get(name) or get_recipe(name).citation
 
 
 def is_own(name: str) -> bool:

@@ -332,6 +332,7 @@ RECIPE = TaskRecipe(
         "AMR: Banarescu et al. 2013; Smatch: Cai & Knight 2013, triples as smatch 1.0.4 reads them; phenomena: "
         "Damonte, Cohen & Satta, arXiv:1608.06111; Vietnamese data format: VLSP 2025 semantic parsing"
     ),
+    summary="write the meaning of a sentence as a graph (AMR)",
     columns=("sentence", "graph"),
     to_example=to_example,
     parse=parse,
@@ -347,6 +348,7 @@ RECIPE = TaskRecipe(
 TWO_TASK = replace(
     RECIPE,
     name="amr_parsing_two_task",
+    summary="the same, first the skeleton of the graph, then the graph",
     to_example=to_two_task_example,
     parse=parse_two_task,
     grammar=two_task_grammar,

@@ -279,6 +279,7 @@ RECIPE = TaskRecipe(
         "HumanEval and pass@k: arXiv:2107.03374, openai/human-eval commit 6d43fb9; MBPP: arXiv:2108.07732; run by "
         "surefit's own sandbox"
     ),
+    summary="write Python that passes tests (rows as in HumanEval or MBPP)",
     columns=("task_id",),
     to_example=to_example,
     parse=parse,

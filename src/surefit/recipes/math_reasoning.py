@@ -192,6 +192,7 @@ RECIPE = TaskRecipe(
         "data and extraction: GSM8K, arXiv:2110.14168, openai/grade-school-math commit 3101c7d; equivalence: "
         "hendrycks/math commit 985bdc1 and openai/prm800k commit 7ecc794"
     ),
+    summary="work out word problems, the answer after #### at the end (GSM8K)",
     columns=("question", "answer"),
     to_example=to_example,
     parse=parse,
@@ -201,10 +202,16 @@ RECIPE = TaskRecipe(
     grammar=_ends_with_a_number,
     to_gold=to_gold,
 )
-ANNOTATED = replace(RECIPE, name="math_reasoning_annotated", to_example=to_annotated_example)
+ANNOTATED = replace(
+    RECIPE,
+    name="math_reasoning_annotated",
+    summary="the same, with calculations marked as <<1+2=3>>",
+    to_example=to_annotated_example,
+)
 BOXED = replace(
     RECIPE,
     name="math_boxed",
+    summary="solve competition problems, the answer in \\boxed{} (MATH)",
     columns=("problem", "solution"),
     to_example=to_boxed_example,
     grammar=None,

@@ -51,7 +51,7 @@ class Chat:
         system: the system prompt; empty for none.
         templated: whether the models have a chat template; otherwise each message is plain text to continue.
         turns: variant → the messages so far, without the system prompt.
-        cut: whether the token limit ended an answer in the turns.
+        cut: variant → numbers of the turns that are answers which the token limit ended.
     """
 
     models: Sequence[ChatModel]
@@ -59,7 +59,7 @@ class Chat:
     system: str = ""
     templated: bool = True
     turns: dict[str, list[Message]] = field(default_factory=dict)
-    cut: bool = False
+    cut: dict[str, set[int]] = field(default_factory=dict)
 
     def answer(self, text: str, model: ChatModel, on_text: OnText) -> Generation:
         """Return a model's answer to the next user message; `keep` adds them to the turns once all have answered.
@@ -83,18 +83,24 @@ class Chat:
         for name, answer in answers.items():
             # Templates remove the thoughts of earlier turns.
             if (final := strip_reasoning(answer.text)).strip():
-                self.cut |= answer.truncated
+                if answer.truncated:
+                    self.cut.setdefault(name, set()).add(len(self.turns.get(name, [])) + 1)
                 turns: list[Message] = [{"role": "user", "content": text}, {"role": "assistant", "content": final}]
                 self.turns.setdefault(name, []).extend(turns)
 
     def reset(self) -> None:
         """Forget all turns; the system prompt stays."""
         self.turns.clear()
-        self.cut = False
+        self.cut.clear()
 
     def conversation(self, variant: str) -> list[Message]:
-        """Return a variant's conversation as the `messages` of a training row."""
-        return [*self._system_turns(), *self.turns.get(variant, [])]
+        """Return a variant's conversation as the `messages` of a training row, without answers that were cut: at its
+        end they are left out, before it they are only context."""
+        turns, cut = list(self.turns.get(variant, [])), self.cut.get(variant, set())
+        while len(turns) - 1 in cut:
+            del turns[-2:]
+        messages = [{**turn, "weight": 0} if number in cut else turn for number, turn in enumerate(turns)]
+        return [*self._system_turns(), *messages]
 
     def _system_turns(self) -> list[Message]:
         return [{"role": "system", "content": self.system}] if self.system else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
-from surefit.core.errors import EXIT_ENVIRONMENT, GateError, SureFitError
+from surefit.core.errors import EXIT_ENVIRONMENT, DataError, GateError, SureFitError
 from surefit.core.units import plural
 from surefit.stages.eval_prompts import (
     list_eval_sources,
@@ -255,7 +256,9 @@ def _examples(
 
 
 def _name_the_recipe(error: SureFitError, rows: Rows, recipe: TaskRecipe) -> None:
-    """Prepend advice to an error if the rows are another recipe's, not this one's."""
+    """Prepend advice to an error if the rows are another recipe's, not this one's; or name their columns."""
+    from surefit.data.rows.other_layouts import names_text, propose_names
+
     columns = rows.columns
     recipe_columns = recipe.columns_in(columns)
     fitting_recipe = find_fitting_recipe(columns, rows)
@@ -264,6 +267,10 @@ def _name_the_recipe(error: SureFitError, rows: Rows, recipe: TaskRecipe) -> Non
     ):
         advice = f"these columns belong to another recipe: write recipe: {fitting_recipe}"
         error.help = f"{advice}; {error.help}" if error.help else advice
+    elif error.field == "data.format" and not recipe_columns:
+        with contextlib.suppress(DataError):  # two speakers of whom none is known to be the assistant
+            if names := propose_names(rows):
+                error.help = names_text(names)
 
 
 def find_fitting_recipe(columns: Sequence[str], rows: Rows | None = None) -> str | None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from surefit.config.by_rows import needs_row_count
 from surefit.config.load import LoadedConfig, load_config
 from surefit.config.resolve import ResolvedConfig, resolve_config
 from surefit.config.world import LaunchedProcesses
@@ -156,6 +157,8 @@ def load_run_context(
     count, mixed_rows = (0, shards.stats.kept) if shards else count_training_rows(config, rows, mixed)
     examples_per = examples_per_row(config, recipe, model, rows)
     count, mixed_rows = count and round(count * examples_per), mixed_rows * examples_per
+    if count is None and not problems and needs_row_count(config):
+        problems.append(_uncounted_rows(loaded))
     resolved = None
     if model and hardware:
         needed, eval_batch_size = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
@@ -204,6 +207,20 @@ def _other_tools_config(path: Path) -> ConfigError | None:
         path=path,
         help=f"surefit import {shell_quote(path)} --output {shell_quote(written)} makes a config of it; "
         f"surefit check {shell_quote(path)} checks it as it is",
+    )
+
+
+def _uncounted_rows(loaded: LoadedConfig) -> ConfigError:
+    """Return the error of a batch or epochs that are "auto" with rows that nobody has counted."""
+    train, source = loaded.config.train, loaded.config.data.train
+    name = "global_batch_size" if train.global_batch_size == "auto" else "num_train_epochs"
+    return ConfigError(
+        f"auto depends on the number of rows, and those of {source} are not counted before training",
+        code="E8050",
+        path=loaded.path,
+        line=loaded.lines.get(f"train.{name}"),
+        field=f"train.{name}",
+        help=f"write a number; `surefit init --data {shell_quote(source)}` counts the rows and chooses",
     )
 
 

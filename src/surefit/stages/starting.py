@@ -12,23 +12,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from surefit.config.resolve import one_line_yaml, optimizer_steps
+from surefit.config.by_rows import BATCH_RULE, EPOCHS_RULE, choose_epochs, choose_global_batch_size
+from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import SureFitConfig
+from surefit.config.starter import commented_yaml
 from surefit.core.errors import ConfigError, DataError, SureFitError
-from surefit.core.sampling import evenly_spaced_indices
 from surefit.core.units import bytes_text, plural, shell_quote
 
 if TYPE_CHECKING:
     from surefit.data.read.load import Rows
+    from surefit.data.rows.layouts import Examples
     from surefit.data.tokens.lengths import SampledLengths
     from surefit.facts.hardware import HardwareFacts
     from surefit.facts.model import ModelFacts
     from surefit.plan.memory_interval import MemoryEstimate, Verdict
 
-EPOCHS, FEWEST_STEPS, MOST_EXAMPLES, MOST_EPOCHS = 3, 100, 25_000, 10
-"""Three passes over the rows, more if that is fewer steps, fewer if it is more examples: the rule of OpenAI's
-"Data preparation and analysis for chat model fine-tuning" (cookbook.openai.com, 2023), which stops at 25 passes."""
-SMALLEST_BATCH, LARGEST_BATCH, BATCHES_PER_EPOCH = 4, 64, 50
 FEWEST_HELD_OUT, MOST_HELD_OUT, MOST_SHARE = 20, 500, 0.2
 """Rows to hold out, and the largest share of the rows."""
 LENGTHS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
@@ -38,13 +36,6 @@ MOST_TOKENS = 2**20
 """`max_length` while rows are measured."""
 TRIED_ROWS = 64
 """Rows that are converted before the config is written."""
-ROLES = ("system", "user", "assistant", "tool", "human", "gpt")
-ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "who")
-ASSISTANTS = ("assistant", "agent", "ai", "bot", "chatbot", "gpt", "model", "support", "operator", "advisor")
-USERS = ("user", "customer", "client", "human", "visitor", "caller", "patient", "student", "guest")
-"""Names of speakers in other people's rows."""
-CONTENT_KEYS = ("content", "value", "text", "message", "body", "says")
-"""Names of a message's keys in other layouts."""
 CHARACTERS_PER_TOKEN = 3.0
 """Where the tokenizer is not on this machine: English has about four characters per token, code and other languages
 fewer."""
@@ -74,12 +65,14 @@ class FoundRows(NamedTuple):
         recipe: the task.
         names: `data.columns` and `data.roles`, where the columns have other names than the layout's.
         layout: the layout, in words.
+        unread: columns with text that belongs to prompts or answers by its name, and that nothing reads.
     """
 
     rows: Rows
     recipe: str
     names: Mapping[str, Mapping[str, str]]
     layout: str
+    unread: Sequence[str] = ()
 
     @property
     def row_count(self) -> str:
@@ -116,41 +109,12 @@ class StartingConfig:
     @property
     def text(self) -> str:
         """The YAML file, a comment with the reason behind every value."""
-        lines, section = [], ""
-        for key, value, why in self.lines:
-            head, _, name = key.rpartition(".")
-            if head != section and head:
-                lines.append(f"{head}:")
-            section = head
-            setting = f"{'  ' if head else ''}{name}: {one_line_yaml(value)}"
-            lines.append(f"{setting:<40} # {why}" if why else setting)
-        return "\n".join(lines) + "\n"
+        return commented_yaml(self.lines)
 
     @property
     def values(self) -> dict[str, Any]:
         """Values by dotted key."""
         return {line.key: line.value for line in self.lines}
-
-
-def choose_global_batch_size(rows: int) -> int:
-    """Return the examples per step: a power of two near a fiftieth of the rows.
-
-    >>> [choose_global_batch_size(rows) for rows in (60, 240, 1_000, 50_000)]
-    [4, 4, 16, 64]
-    """
-    power: int = 2 ** int(math.log2(max(1, rows / BATCHES_PER_EPOCH)))
-    return min(max(power, SMALLEST_BATCH), LARGEST_BATCH)
-
-
-def choose_epochs(rows: int, batch: int) -> int:
-    """Return the passes over the rows.
-
-    >>> [choose_epochs(rows, choose_global_batch_size(rows)) for rows in (20, 60, 240, 1_000, 10_000, 50_000)]
-    [10, 7, 3, 3, 2, 1]
-    """
-    if rows * EPOCHS > MOST_EXAMPLES:
-        return max(1, MOST_EXAMPLES // rows)
-    return min(max(EPOCHS, math.ceil(FEWEST_STEPS * batch / rows)), MOST_EPOCHS)
 
 
 def choose_held_out_share(rows: int) -> float:
@@ -216,6 +180,17 @@ def _fitting(found: FoundRows, hardware: HardwareFacts, gpu: str) -> list[tuple[
     return sorted(fitting, key=lambda choice: choice[1].memory_share > ROOMY)
 
 
+def describe_rows(source: str) -> str:
+    """Return the number of rows and their layout in words.
+
+    Raises:
+        SureFitError: the rows cannot be read, nothing reads them, or they are too few.
+    """
+    found = _recognize(_read(source), None)
+    _require_enough(found)
+    return f"{found.row_count} rows, {found.layout}"
+
+
 def _require_enough(found: FoundRows) -> None:
     """Raise if the rows are too few to hold some out, which merging and scoring need.
 
@@ -251,76 +226,53 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     from surefit import recipes
     from surefit.data.rows.columns import recipe_for
     from surefit.data.rows.layouts import detect_format, to_examples
+    from surefit.data.rows.other_layouts import propose_names
+    from surefit.data.rows.unread_fields import UNREAD_PROMPTS, find_unread_columns
     from surefit.stages.checking import find_fitting_recipe
 
     columns = rows.columns
     name = recipe or find_fitting_recipe(columns, rows) or "chat"
     task = recipes.get_recipe(name)
     if task.columns:
-        to_examples(rows.sample(TRIED_ROWS), task)
+        _require_prompts(to_examples(rows.sample(TRIED_ROWS), task), rows)
         return FoundRows(rows, name, {}, f"columns {', '.join(task.columns_in(columns))}")
-    names: dict[str, dict[str, str]] = {}
     try:
         layout = detect_format(columns, task)
-    except SureFitError:
-        names = _propose_names(rows)
+        examples = to_examples(rows.sample(TRIED_ROWS), task)
+    except DataError:
+        names = {key: named for key, named in propose_names(rows).items() if named}
         if not names:
             raise
-        layout = "messages" if "messages" in names["columns"] else "question and answer"
-        if "roles" in names:
-            layout += f" in which {names['roles']['assistant']} is the assistant"
-    section = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, layout), "surefit/nano")).data
-    to_examples(rows.sample(TRIED_ROWS), recipe_for(task, section))
-    return FoundRows(rows, name, names, layout)
+        section = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, ""), "surefit/nano")).data
+        task = recipe_for(task, section)
+        examples, layout = to_examples(rows.sample(TRIED_ROWS), task), _layout_of(names, columns)
+    else:
+        names = {}
+    _require_prompts(examples, rows)
+    unread = find_unread_columns(rows.sample(TRIED_ROWS), task, "auto", None)[UNREAD_PROMPTS].examples
+    return FoundRows(rows, name, names, layout, unread)
 
 
-def _propose_names(rows: Rows) -> dict[str, dict[str, str]]:
-    """Return `data.columns` and `data.roles` for columns that fit no layout; empty where they remain unknown."""
-    from surefit.data.rows.other_layouts import propose_columns
+def _require_prompts(examples: Examples, rows: Rows) -> None:
+    """Raise if all prompts are the same: equal prompts stay together, and so no row could be held out."""
+    from surefit.data.rows.layouts import prompt_position
 
-    if columns := propose_columns(rows.columns):
-        return {"columns": columns}
-    row = rows.row(0)
-    for column, value in row.items():
-        turns = [turn for turn in value if isinstance(turn, Mapping)] if isinstance(value, list) else []
-        keys = [key for key, text in turns[0].items() if isinstance(text, str)] if turns else []
-        role = next((key for key in keys if key.lower() in ROLE_KEYS), None)
-        content = next((key for key in keys if key.lower() in CONTENT_KEYS), None)
-        if role is None or content is None:
-            continue
-        names = {"messages": column, "role": role, "content": content}
-        sample = (rows.row(n).get(column) or [] for n in evenly_spaced_indices(len(rows), TRIED_ROWS))
-        speakers = list(dict.fromkeys(str(t.get(role)) for part in sample for t in part if isinstance(t, Mapping)))
-        roles = {} if set(speakers) <= set(ROLES) else _propose_roles(speakers)
-        if not roles and not set(speakers) <= set(ROLES):
-            raise DataError(
-                f"the speakers are {', '.join(speakers[:8])}, and it is not known which of them is the assistant",
-                code="E8048",
-                path=rows.source,
-                field="data.roles",
-                help="rename the assistant's turns to assistant and the others to user, or write a config with "
-                f"data.columns: {{messages: {column}, role: {role}, content: {content}}} and data.roles: "
-                "{user: NAME, assistant: NAME}",
-            )
-        kept = {name: theirs for name, theirs in names.items() if name != theirs}
-        return {"columns": kept} | ({"roles": roles} if roles else {})
-    return {}
+    if len(examples) > 1 and len({prompt_position(example, 0) for example in examples}) == 1:
+        raise DataError(
+            f"all of {len(examples)} rows have the same prompt, so that none can be held out",
+            code="E8051",
+            path=rows.source,
+            field="--data",
+            help="name rows with different prompts; if they are meant to be like this, write them as plain text (text)",
+        )
 
 
-def _propose_roles(speakers: Sequence[str]) -> dict[str, str]:
-    """Return `data.roles` for two speakers, by their names; empty where the names do not tell who answers.
-
-    >>> _propose_roles(["system", "agent", "customer"]), _propose_roles(["Ann", "Bo"])
-    ({'user': 'customer', 'assistant': 'agent'}, {})
-    """
-    others = [speaker for speaker in speakers if speaker not in ("system", "tool")]
-    if len(others) != 2:
-        return {}
-    for assistant, user in (others, others[::-1]):
-        answers, asks = assistant.lower() in ASSISTANTS, user.lower() in USERS
-        if (answers or asks) and assistant.lower() not in USERS and user.lower() not in ASSISTANTS:
-            return {"user": user, "assistant": assistant}
-    return {}
+def _layout_of(names: Mapping[str, Mapping[str, str]], columns: Sequence[str]) -> str:
+    """Return the layout of rows whose columns or roles have other names, in words."""
+    renamed = (*names.get("columns", ()), *columns)
+    layout = next((name for name in ("messages", "conversations") if name in renamed), "question and answer")
+    assistant = names.get("roles", {}).get("assistant")
+    return f"{layout} in which {assistant} is the assistant" if assistant else layout
 
 
 def _values(found: FoundRows, model: str) -> dict[str, Any]:
@@ -341,11 +293,8 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str) -> S
     epochs = choose_epochs(kept, batch)
     steps = optimizer_steps(kept, epochs, batch, None)
     rate, rate_why = choose_learning_rate(facts.parameters)
-    epochs_why = (
-        f"{steps:,} steps: {EPOCHS} epochs, up to {MOST_EPOCHS} to reach {FEWEST_STEPS} steps, fewer above "
-        f"{MOST_EXAMPLES:,} rows"
-    )
-    batch_why = f"rows per step: 1/{BATCHES_PER_EPOCH} of the rows, from {SMALLEST_BATCH} to {LARGEST_BATCH}"
+    epochs_why = f"{steps:,} steps: {EPOCHS_RULE}"
+    batch_why = f"rows per step: {BATCH_RULE}"
     length, length_why = _choose_length(found, facts)
     name = re.sub(r"[^\w.-]+", "-", Path(found.rows.source.rstrip("/")).stem).strip("-.") or "rows"
     before = [
@@ -365,7 +314,8 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str) -> S
     ]  # fmt: skip
     lines, verdict, estimate = _choose_quantization(before, after, facts, hardware, total)
     seen = [
-        f"{found.rows.source}: {found.row_count} rows, {found.layout}; {length_why}",
+        f"{found.rows.source}: {found.row_count} rows, {found.layout}; {length_why}"
+        + (f"; not read: {', '.join(found.unread)}" if found.unread else ""),
         f"{model}: {_size_text(facts)}; {_fit_text(verdict, estimate, hardware)}",
         f"{plural(epochs, 'epoch')} of {kept:,} rows in batches of {batch}: {steps:,} steps; {held_out:,} held out",
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from surefit.config.resolve import optimizer_steps
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import SureFitConfig, decided
 from surefit.data.tokens.cache import MASKED
 from surefit.data.tokens.collate import collate, collate_packed
 from surefit.data.tokens.pack import distribute_bins, pack_for
@@ -50,7 +50,7 @@ class MicroBatcher:
 
     def of_step(self, step: int) -> list[list[int]]:
         """Return the row numbers of each micro batch of a step; 0 is the first step."""
-        row_numbers = batch_rows(step, self.train.seed, len(self.rows), self.train.global_batch_size)
+        row_numbers = batch_rows(step, self.train.seed, len(self.rows), decided(self.train.global_batch_size))
         return self.cut(row_numbers)
 
     def cut(self, chosen: Sequence[int]) -> list[list[int]]:
@@ -98,8 +98,9 @@ class MicroBatcher:
             )
             return np.resize(longest, self.size).tolist()
         train = self.train
-        steps = optimizer_steps(len(self.rows), train.num_train_epochs, train.global_batch_size, train.max_steps)
+        epochs, batch = decided(train.num_train_epochs), decided(train.global_batch_size)
+        steps = optimizer_steps(len(self.rows), epochs, batch, train.max_steps)
         lazily = isinstance(self.lengths, ShardedLengths)
-        scanned = max(1, LOOKED_UP // train.global_batch_size) if lazily else SCANNED
+        scanned = max(1, LOOKED_UP // batch) if lazily else SCANNED
         firsts = (self.of_step(step)[0] for step in range(min(steps, scanned)))
         return max(firsts, key=lambda micro: int(self.lengths[micro].sum()))

@@ -23,7 +23,7 @@ from peft import PeftModel
 from surefit.checkpoint import manager
 from surefit.checkpoint.shards import CheckpointShard
 from surefit.checkpoint.snapshot import build_checkpoint_state
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import SureFitConfig, decided
 from surefit.core.errors import GateError, MachineError
 from surefit.core.rundir import RunDir, machine_errors, write_json
 from surefit.core.units import bytes_text, duration_text
@@ -200,7 +200,7 @@ def _step(
 ) -> tuple[int, int, float, float]:
     train = config.train
     batch = batches.make(batches.fullest())
-    repeated = 2 if train.global_batch_size > batches.size * engine.data_size else 1
+    repeated = 2 if decided(train.global_batch_size) > batches.size * engine.data_size else 1
     # A loss scale of 1 overflows only where every scale would, so that the update is measured, too.
     scaling = LossScale(1.0) if config.model.dtype == "float16" else None
     optimizer.learning_rate = 0.0

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from surefit.checkpoint.snapshot import build_checkpoint_state
 from surefit.config.capabilities import require_compatible_settings
 from surefit.config.resolve import iter_config_values, optimizer_steps
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import SureFitConfig, decided
 from surefit.core.errors import Interrupted
 from surefit.core.rundir import RunDir, skip_if_disk_full
 from surefit.model.adapter import lora_modules
@@ -91,7 +91,8 @@ class Trainer:
         kind, longest = next(model.parameters()).device.type, int(self.survey.lengths.max())
         self._explained = partial(explain_out_of_memory, config=config, model=facts, kind=kind, longest=longest)
         train = config.train
-        self.total_steps = optimizer_steps(len(rows), train.num_train_epochs, train.global_batch_size, train.max_steps)
+        epochs, batch = decided(train.num_train_epochs), decided(train.global_batch_size)
+        self.total_steps = optimizer_steps(len(rows), epochs, batch, train.max_steps)
         self.optimizer = self._new_optimizer()
         self.scaling = LossScale() if config.model.dtype == "float16" else None
         self.model.train()
@@ -217,7 +218,7 @@ class Trainer:
     def _run(self, stop: StopRequest) -> None:
         """Run optimizer steps up to the last one, with the measurements and checkpoints that are due."""
         first_step = self.counters.step
-        share = self.config.train.global_batch_size / len(self.data.rows)
+        share = decided(self.config.train.global_batch_size) / len(self.data.rows)
         reporting = StepReporter(self.log, self.callbacks.on_progress, self.total_steps, share, self.pace, self.meter)
         while self.counters.step < self.total_steps and not self._stops_early():
             self.memory.enter("first step" if self.counters.step == first_step else "step")

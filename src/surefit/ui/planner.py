@@ -19,10 +19,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from surefit.config.by_rows import decide_by_rows, needs_row_count
 from surefit.config.load import LoadedConfig, load_config
 from surefit.config.modes import GROUPED, MODES
 from surefit.config.resolve import ResolvedConfig, resolve_config, with_changes
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import SureFitConfig, decided
 from surefit.config.world import count_processes
 from surefit.core.errors import ConfigError, MachineError, SureFitError
 from surefit.core.units import bytes_text, count_text, duration_text, plural
@@ -66,6 +67,8 @@ def planner_page(ui: UiContext, request: Request) -> Response:
     config = _base(ui, chosen)
     if config.train.max_steps is None:
         config = with_changes(config, {"train.max_steps": _steps(config)})
+    if config.train.global_batch_size == "auto":  # the form has a number
+        config = with_changes(config, _changes_by_rows(config))
     models = dict.fromkeys([config.model.name_or_path, NANO, *catalogue()])
     # One device, or modes with a degree of their own: the form has no field for it.
     sized_modes = {"single", *GROUPED}
@@ -130,13 +133,26 @@ def _require_inside(ui: UiContext, config: SureFitConfig) -> None:
 def _steps(config: SureFitConfig) -> int:
     """Return the optimizer steps of a config whose rows are local; otherwise a round number to start from."""
     if is_local(config.data.train):
-        try:
-            rows = len(load_training_rows(config.data))
-        except SureFitError:
-            rows = 0
-        share = config.data.share or 0.0
-        return max(1, math.ceil(rows * (1 - share) * config.train.num_train_epochs / config.train.global_batch_size))
+        train = with_changes(config, _changes_by_rows(config)).train
+        return max(1, math.ceil(_rows(config) * decided(train.num_train_epochs) / decided(train.global_batch_size)))
     return 1000
+
+
+def _rows(config: SureFitConfig) -> int:
+    """Return the rows that an epoch trains on; 0 where they are not local."""
+    if not is_local(config.data.train):
+        return 0
+    try:
+        return round(len(load_training_rows(config.data)) * (1 - (config.data.share or 0.0)))
+    except SureFitError:
+        return 0
+
+
+def _changes_by_rows(config: SureFitConfig) -> dict[str, Any]:
+    """Return the batch and the epochs where the number of rows decides them."""
+    if not needs_row_count(config):
+        return {}
+    return {dotted: value for dotted, (value, _) in decide_by_rows(config, _rows(config), 1).items()}
 
 
 @lru_cache(maxsize=64)
@@ -190,7 +206,7 @@ def _time(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) 
         rates = to_device_rates(device)
     except MachineError:
         return None
-    length, rows = config.data.max_length, config.train.global_batch_size
+    length, rows = config.data.max_length, decided(config.train.global_batch_size)
     step_flops = flops.of([length] * rows, length * rows)
     recompute_flops = (
         0 if config.train.gradient_checkpointing is False else FORWARD / TRAINED * full_flops.of([length] * rows, 0)

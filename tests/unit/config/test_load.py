@@ -61,7 +61,7 @@ def test_every_problem_is_reported_at_once_with_its_line(tmp_path: Path) -> None
     assert found["train.learnig_rate"] == (5, "unknown key; did you mean 'learning_rate'?")
     assert found["train.num_train_epochs"] == (
         6,
-        "expected a number (above 0, at most 1,000,000), got the string 'many'",
+        "expected 'auto' or a number (above 0, at most 1,000,000), got the string 'many'",
     )
     assert found["train.method"] == (7, "expected 'lora' or 'full', got the string 'lra'")
 

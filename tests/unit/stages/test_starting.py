@@ -42,6 +42,27 @@ LAYOUTS = {
     "ms-swift": [{"query": q, "response": a} for q, a in PAIRS],
     "input and output": [{"id": n, "input": q, "output": a} for n, (q, a) in enumerate(PAIRS)],
     "dialog": [{"dialog": turns} for turns in chats("speaker", "text", "customer", "agent")],
+    "conversation": [{"conversation": turns} for turns in chats("from", "value", "human", "gpt")],
+    "from and value in messages": [{"messages": turns} for turns in chats("from", "value", "human", "gpt")],
+    "role and content in conversations": [{"conversations": turns} for turns in chats()],
+    "customer and agent in messages": [{"messages": turns} for turns in chats(user="customer", assistant="agent")],
+    "Vertex AI": [
+        {
+            "contents": [
+                {"role": role, "parts": [{"text": text}]} for role, text in zip(("user", "model"), p, strict=True)
+            ]
+        }
+        for p in PAIRS
+    ],
+    "Bedrock": [
+        {
+            "messages": [{"role": "user", "content": [{"text": q}]}, {"role": "assistant", "content": [{"text": a}]}],
+            "schemaVersion": "bedrock-conversation-2024",
+            "system": [{"text": "S"}],
+        }
+        for q, a in PAIRS
+    ],
+    "text-bison": [{"input_text": q, "output_text": a} for q, a in PAIRS],
     "text": [{"text": f"{q} {a}"} for q, a in PAIRS],
     "GSM8K": [{"question": q, "answer": f"{a}\n#### {n}"} for n, (q, a) in enumerate(PAIRS)],
 }

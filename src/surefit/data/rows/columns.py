@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,16 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.data.rows.conversion import RecordingRow
+from surefit.metrics.strict_json import strict_json
 from surefit.task import Example, Row, TaskRecipe
 
 if TYPE_CHECKING:
     from surefit.config.schema import DataSection
 
+CONVERSATIONS = ("messages", "conversations", "contents")
+"""Columns that hold a list of turns, or the list as JSON text."""
 TURN_KEYS = ("role", "content")
 """Keys of `data.columns` that name a message's own keys."""
 READ = (
-    "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "history", "text", "system",
-    "tools", "input_ids", "labels", *TURN_KEYS,
+    "messages", "conversations", "contents", "prompt", "completion", "instruction", "input", "output", "history",
+    "text", "system", "tools", "input_ids", "labels", *TURN_KEYS,
 )  # fmt: skip
 """Columns that the general formats read, and so can be given another name."""
 
@@ -61,6 +65,7 @@ class ColumnNames:
         turn_keys = {name: key for name, key in recipe.column_names.items() if name in TURN_KEYS}
         roles = {theirs: role for role, theirs in recipe.role_names.items()}
         _require_known(recipe, columns, names if not recipe.columns else recipe.column_names)
+        _require_messages(recipe)
         existing = {name: column for name, column in names.items() if column in columns}
         if complete and existing and len(existing) < len(names):
             name, missing = next((n, c) for n, c in names.items() if n not in existing)
@@ -70,7 +75,9 @@ class ColumnNames:
                 path=source,
                 field=f"data.columns.{name}",
             )
-        return cls(existing, turn_keys, roles) if existing or ((turn_keys or roles) and not names) else None
+        # With several tasks, a source may have the roles and lack the columns, which are another task's.
+        applies_to_turns = (turn_keys or roles) and (not names or recipe.parts)
+        return cls(existing, turn_keys, roles) if existing or applies_to_turns else None
 
     def renamed(self, columns: Sequence[str]) -> list[str]:
         """Return the columns under the names that SureFit reads."""
@@ -86,9 +93,10 @@ class ColumnNames:
             if column in theirs or column not in self.columns
         }
         if self.turn_keys or self.roles:
-            for name in ("messages", "conversations", "prompt", "completion"):
-                if isinstance(values.get(name), list):
-                    values[name] = [self._turn(turn) for turn in values[name]]
+            for name in (*CONVERSATIONS, "prompt", "completion"):
+                turns = _parsed_turns(values[name]) if name in CONVERSATIONS and name in values else values.get(name)
+                if isinstance(turns, list):
+                    values[name] = [self._turn(turn) for turn in turns]
         return values
 
     def _turn(self, turn: Any) -> Any:
@@ -123,6 +131,27 @@ class ColumnNames:
         if head in self.columns:
             error.field = self.columns[head] + field.removeprefix(head)
         return error
+
+
+def _parsed_turns(value: Any) -> Any:
+    """Return a conversation that is JSON text, as in a CSV cell, as a list; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    with contextlib.suppress(ValueError):  # reported where the row is converted
+        return strict_json(value)
+    return value
+
+
+def _require_messages(recipe: TaskRecipe) -> None:
+    """Raise if the config names roles, and no task of it reads messages."""
+    reads_messages = not recipe.columns if not recipe.parts else any(not part.columns for part in recipe.parts.values())
+    if recipe.role_names and not reads_messages:
+        raise DataError(
+            f"the recipe {recipe.name} reads columns of its own, not messages: nothing reads the roles",
+            code="E4152",
+            field="data.roles",
+            help="remove data.roles, or write recipe: chat",
+        )
 
 
 def _require_known(recipe: TaskRecipe, columns: Sequence[str], names: Mapping[str, str]) -> None:

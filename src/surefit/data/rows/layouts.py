@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
 from surefit.data.read.load import Rows, load_rows
+from surefit.data.rows.cloud_layouts import TEXT_ALONE, messages_from_contents
 from surefit.data.rows.columns import ColumnNames
 from surefit.data.rows.conversion import REMEMBERED_ROWS, RowConversion
 from surefit.data.rows.messages import (
-    TEXT_ALONE,
     messages_from_sharegpt,
     parse_conversation,
     parse_json_list,
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from surefit.data.read.readers import RowWithPlace
 
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-PROMPTS = ("messages", "conversations", "prompt")
+PROMPTS = ("messages", "conversations", "contents", "prompt")
 """Columns that hold a prompt, except Alpaca's."""
 NO_INPUT = "<noinput>"
 """Self-Instruct's text for an empty input; Alpaca's rows follow the same format."""
 HELD_OUT = "heldout.jsonl"
 """File of the held-out rows of prepared data (data/tokens/shards.py)."""
-PROMPT_COLUMNS = ("messages", "conversations", "prompt", "instruction", "text")
+PROMPT_COLUMNS = ("messages", "conversations", "contents", "prompt", "instruction", "text")
 """Columns that hold the prompt of rows that are only to be answered."""
 SKIP_ROWS_HELP = "set data.bad_rows: skip to leave them out (counted)"
 PREFERENCE_COLUMNS = ("label", "kto_tag")
@@ -174,6 +174,14 @@ def _sharegpt_row(row: Row) -> dict[str, Any]:
     return _with_system(row, parse_messages(value, field), field)
 
 
+def _gemini_row(row: Row) -> dict[str, Any]:
+    return _with_system(row, _contents(row), "contents")
+
+
+def _contents(row: Row) -> list[Message]:
+    return parse_messages(messages_from_contents(parse_json_list(row["contents"], "contents")), "contents")
+
+
 @dataclass(frozen=True)
 class Layout:
     """A general data format.
@@ -192,6 +200,7 @@ class Layout:
 LAYOUTS = {
     "messages": Layout(("messages",), _messages_row),
     "sharegpt": Layout(("conversations",), _sharegpt_row),
+    "gemini": Layout(("contents",), _gemini_row),
     "prompt_completion": Layout(("prompt", "completion"), _prompt_completion_row),
     "alpaca": Layout(("instruction", "output"), _alpaca_row),
     "text": Layout(("text",), _text_row),
@@ -200,7 +209,8 @@ LAYOUTS = {
 """The layouts in the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real
 ones, and `input_ids` from another model's tokenizer."""
 OPTIONAL = {
-    "messages": ("system", "tools"), "sharegpt": ("system", "tools"), "prompt_completion": ("system", "tools"),
+    "messages": ("system", "tools"), "sharegpt": ("system", "tools"), "gemini": ("system", "tools"),
+    "prompt_completion": ("system", "tools"),
     "alpaca": ("input", "history", "system", "tools"), "text": (), "tokens": ("labels",),
 }  # fmt: skip
 """Columns that a layout reads where the rows have them."""
@@ -334,7 +344,10 @@ def _recipe_converter(columns: Sequence[str], recipe: TaskRecipe, fmt: str) -> C
 def _require_values(row: Row, columns: Sequence[str]) -> None:
     for name in columns:
         if row.get(name) is None:
-            raise DataError("missing", code="E4019", field=name)
+            present = [key for key, value in dict.items(row) if value is not None] if isinstance(row, dict) else []
+            other = any(set(layout.columns) <= set(present) for layout in LAYOUTS.values())
+            help_text = f"the row has {_listed(present)}: the rows of a file must have one layout" if other else None
+            raise DataError("missing", code="E4019", field=name, help=help_text)
 
 
 def _refuse_media(row: Row) -> None:
@@ -440,12 +453,14 @@ def _prompt_row(row: Row) -> dict[str, Any]:
         messages = parse_messages(row["messages"], "messages")
     elif row.get("conversations") is not None:
         messages = parse_messages(*messages_from_sharegpt(row))
+    elif row.get("contents") is not None:
+        messages = _contents(row)
     elif row.get("prompt") is not None:
         messages = _turns(row["prompt"], "prompt", "user")
     elif row.get("text") is not None:
         return _text_row(row)
     else:
-        help_text = "a row has messages, conversations, prompt or instruction, or text to continue"
+        help_text = "a row has messages, conversations, contents, prompt or instruction, or text to continue"
         raise DataError(f"no prompt among the columns {_listed(list(row))}", code="E4021", help=help_text)
     return {"messages": [*system_turn(row, messages), *messages], "tools": tools_from_row(row)}
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
+from surefit.data.rows.cloud_layouts import TEXT_ALONE, is_bedrock_turn, messages_from_bedrock, tools_from_clouds
 from surefit.facts.thinking import FIELDS
 from surefit.metrics.strict_json import json_kind, strict_json
 from surefit.task import Message
@@ -20,14 +21,13 @@ THOUGHTS = ("thinking", "reasoning")
 _TEXTS = ("text",)
 PYTHON_TEXT = 100_000
 """The most characters of an invalid JSON text for which Python's notation is tried."""
-TEXT_ALONE = "use rows with text only: SureFit does not train on images, audio or video"
 MARKS = ("weight", "loss", "train", "training", "trainable", "loss_weight")
 """Keys of a turn that mark whether it is trained on: OpenAI's, ms-swift's, Axolotl's, and other tools'."""
 PARTIAL_MARKS = ("train_detail", "training_detail")
 """Axolotl's keys that mark parts of a turn."""
 ARGUMENTS = ("arguments", "parameters", "input", "args")
 """Names of the arguments in a call: OpenAI's, Llama 3's, Anthropic's, LangChain's."""
-SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
+SYSTEM_COLUMNS = ("system", "system_prompt", "system_message", "systemInstruction", "system_instruction")
 """Columns that hold a row's system message."""
 CALL_KEYS = ("name", "type", "id", "index", "call_id", "tool_call_id", "description", "strict")
 """Keys of a call beside its arguments; models write only the name of these."""
@@ -112,7 +112,14 @@ def parse_messages(value: Any, field: str) -> list[Message]:
     items = parse_json_list(value, field)
     if not items:
         raise DataError("the list of messages is empty", code="E4052", field=field)
-    return [_message(item, f"{field}[{i}]") for i, item in enumerate(items)]
+    return [message for i, item in enumerate(items) for message in _checked_messages(item, f"{field}[{i}]")]
+
+
+def _checked_messages(item: Any, field: str) -> list[Message]:
+    """Return a message in one form; a turn of Bedrock's may hold several tool results, and so become several."""
+    if isinstance(item, Mapping) and is_bedrock_turn(item):
+        return [_message(message, field) for message in messages_from_bedrock(item, field)]
+    return [_message(item, field)]
 
 
 def _message(item: Any, field: str) -> Message:
@@ -190,7 +197,11 @@ def _with_tool_calls(item: Mapping[str, Any], field: str) -> Mapping[str, Any]:
 
 def _bad_role(item: Mapping[str, Any], role: Any, field: str) -> DataError:
     if role is None:
-        help_text = "turns written as from and value belong in a column named conversations" if "from" in item else None
+        help_text = (
+            "turns of from and value are conversations: set data.columns: {conversations: messages}"
+            if "from" in item
+            else None
+        )
         return DataError("the message has no role", code="E4057", field=f"{field}.role", help=help_text)
     hint = did_you_mean(role, ROLES) if isinstance(role, str) else ""
     replacement = OTHER_ROLES.get(role.lower()) if isinstance(role, str) else None
@@ -336,7 +347,7 @@ def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def tools_from_row(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return the tools of a row, from its column `tools` or OpenAI's older `functions`."""
-    tools = parse_tools(row.get("tools"))
+    tools = parse_tools(tools_from_clouds(row) or row.get("tools"))
     return tools if tools is not None else parse_tools(row.get("functions"), "functions")
 
 
@@ -385,7 +396,10 @@ def system_turn(row: Mapping[str, Any], messages: Sequence[Message] = ()) -> lis
     name = next((name for name in SYSTEM_COLUMNS if row.get(name)), None)
     if name is None:
         return []
-    turn = {"role": "system", "content": _join_text_parts(row[name], name)}
+    value = row[name]
+    if isinstance(value, Mapping) and "parts" in value:  # Vertex AI's
+        value = value["parts"] if isinstance(value["parts"], (list, str)) else [value["parts"]]
+    turn = {"role": "system", "content": _join_text_parts(value, name)}
     return [turn] if turn["content"].strip() and list(messages[:1]) != [turn] else []
 
 
@@ -396,9 +410,13 @@ def _sharegpt_turn(turn: Any, field: str) -> Message:
         )
     speaker = turn.get("from")
     if speaker is None:
-        help_text = "turns written as role and content belong in a column named messages" if "role" in turn else None
+        help_text = (
+            "turns of role and content are messages: set data.columns: {messages: conversations}"
+            if "role" in turn
+            else None
+        )
         raise DataError("the turn has no from", code="E4067", field=f"{field}.from", help=help_text)
-    if speaker not in SHAREGPT_ROLES:
+    if not isinstance(speaker, str) or speaker not in SHAREGPT_ROLES:
         hint = did_you_mean(str(speaker), SHAREGPT_ROLES)
         help_text = f"known speakers: {', '.join(SHAREGPT_ROLES)}"
         raise DataError(f"unknown speaker {speaker!r}{hint}", code="E4068", field=f"{field}.from", help=help_text)

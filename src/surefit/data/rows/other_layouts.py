@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from surefit.core.errors import DataError
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.data.rows.messages import ROLES, SHAREGPT_ROLES
+
+if TYPE_CHECKING:
+    from surefit.data.read.load import Rows
 
 PREFERENCES = (
     ("chosen", "rejected"), ("preferred_output", "non_preferred_output"), ("chosen_response", "rejected_response")
 )  # fmt: skip
 """Columns of pairs of a better and a worse answer."""
-QUESTIONS = ("instruction", "prompt", "query", "question", "problem", "input", "user", "human")
-ANSWERS = ("output", "completion", "response", "answer", "answers", "target", "reply", "assistant", "solution", "gpt")
+QUESTIONS = ("instruction", "prompt", "query", "question", "problem", "input", "user", "human", "input_text")
+ANSWERS = (
+    "output",
+    "completion",
+    "response",
+    "answer",
+    "answers",
+    "target",
+    "reply",
+    "assistant",
+    "solution",
+    "gpt",
+    "output_text",
+)
+TRIED_ROWS = 64
+"""Rows whose speakers are read."""
+ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "who")
+ASSISTANTS = ("assistant", "agent", "ai", "bot", "chatbot", "gpt", "model", "support", "operator", "advisor")
+USERS = ("user", "customer", "client", "human", "visitor", "caller", "patient", "student", "guest")
+"""Names of speakers in other people's rows."""
+CONTENT_KEYS = ("content", "value", "text", "message", "body", "says")
+"""Names of a message's keys in other layouts."""
 WRAPPERS = ("data", "train", "rows", "examples", "test", "validation")
 """Key names under which a single wrapping object holds the rows."""
 
@@ -24,22 +52,85 @@ def suggest_layout(columns: Sequence[str]) -> str | None:
     for better, worse in PREFERENCES:
         if better in lower and worse in lower:
             return _preference_advice(lower, lower[better])
-    if "contents" in lower:
-        return (
-            "these are rows of Vertex AI: write contents as messages, with the role assistant for model and the joined "
-            "text of parts as content"
-        )
     if "conversation" in lower:
         return (
             "set data.columns: {messages: conversation} (turns of role and content) or {conversations: conversation} "
             "(from and value)"
         )
     if len(columns) <= 3 and all(name.lower() in WRAPPERS for name in columns):
-        return f"the file is one object around the rows: write the list under {columns[0]!r} alone"
+        return f"the file is one object around the rows: jq -c '.{columns[0]}[]' FILE > rows.jsonl, and name rows.jsonl"
     names = propose_columns(columns)
-    return (
-        f"set data.columns: {{{', '.join(f'{name}: {column}' for name, column in names.items())}}}" if names else None
-    )
+    return names_text({"columns": names}) if names else None
+
+
+def names_text(names: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the settings to paste for the names of columns and roles.
+
+    >>> names_text({"columns": {"messages": "log"}, "roles": {"user": "customer", "assistant": "agent"}})
+    'set data.columns: {messages: log} and data.roles: {user: customer, assistant: agent}'
+    """
+    settings = [
+        f"data.{key}: {{{', '.join(f'{name}: {theirs}' for name, theirs in names[key].items())}}}"
+        for key in ("columns", "roles")
+        if names.get(key)
+    ]
+    return f"set {' and '.join(settings)}"
+
+
+def propose_names(rows: Rows) -> dict[str, dict[str, str]]:
+    """Return `data.columns` and `data.roles` for columns that fit no layout; empty where they remain unknown.
+
+    Raises:
+        DataError: a column has a conversation, and the names of its speakers do not tell which is the assistant.
+    """
+    if columns := propose_columns(rows.columns):
+        return {"columns": columns}
+    row = rows.row(0)
+    for column, value in row.items():
+        turns = [turn for turn in value if isinstance(turn, Mapping)] if isinstance(value, list) else []
+        keys = [key for key, text in turns[0].items() if isinstance(text, str)] if turns else []
+        role = next((key for key in keys if key.lower() in ROLE_KEYS), None)
+        content = next((key for key in keys if key.lower() in CONTENT_KEYS), None)
+        if role is None or content is None:
+            continue
+        names = {"messages": column, "role": role, "content": content}
+        sample = (rows.row(n).get(column) or [] for n in evenly_spaced_indices(len(rows), TRIED_ROWS))
+        speakers = list(dict.fromkeys(str(t.get(role)) for part in sample for t in part if isinstance(t, Mapping)))
+        if (role, content) == ("from", "value") and set(speakers) <= set(SHAREGPT_ROLES):
+            return {"columns": {"conversations": column}}
+        roles = {} if set(speakers) <= set(ROLES) else _propose_roles(speakers)
+        if not roles and not set(speakers) <= set(ROLES):
+            raise DataError(
+                f"the speakers are {', '.join(speakers[:8])}, and it is not known which of them is the assistant",
+                code="E8048",
+                path=rows.source,
+                field="data.roles",
+                help="rename the assistant's turns to assistant and the others to user, or write a config with "
+                f"data.columns: {{messages: {column}, role: {role}, content: {content}}} and data.roles: "
+                "{user: NAME, assistant: NAME}",
+            )
+        return {"columns": _renamed(names)} | ({"roles": roles} if roles else {})
+    return {}
+
+
+def _renamed(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: theirs for name, theirs in names.items() if name != theirs}
+
+
+def _propose_roles(speakers: Sequence[str]) -> dict[str, str]:
+    """Return `data.roles` for two speakers, by their names; empty where the names do not tell who answers.
+
+    >>> _propose_roles(["system", "agent", "customer"]), _propose_roles(["Ann", "Bo"])
+    ({'user': 'customer', 'assistant': 'agent'}, {})
+    """
+    others = [speaker for speaker in speakers if speaker not in ("system", "tool")]
+    if len(others) != 2:
+        return {}
+    for assistant, user in (others, others[::-1]):
+        answers, asks = assistant.lower() in ASSISTANTS, user.lower() in USERS
+        if (answers or asks) and assistant.lower() not in USERS and user.lower() not in ASSISTANTS:
+            return {"user": user, "assistant": assistant}
+    return {}
 
 
 def propose_columns(columns: Sequence[str]) -> dict[str, str]:
@@ -66,6 +157,11 @@ def propose_columns(columns: Sequence[str]) -> dict[str, str]:
 
 def _preference_advice(lower: dict[str, str], better: str) -> str:
     """Return advice for pairs of answers: they are not trained on; the better ones can be."""
+    if better == "preferred_output" and "input" in lower:
+        return (
+            "these are rows of OpenAI's preference tuning (DPO), and SureFit does not train on pairs: to train on the "
+            "preferred answers, write input.messages followed by preferred_output as messages"
+        )
     prompt = next((lower[name] for name in QUESTIONS if name in lower), None)
     prompt = f" and {prompt} to prompt" if prompt not in (None, "prompt") else ""
     target = f"completion{prompt}" if any(name in lower for name in QUESTIONS) else "messages"

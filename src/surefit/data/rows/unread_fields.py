@@ -30,9 +30,12 @@ RARE = 0.05
 """The largest share of the rows with a column whose text may be missing from the turns."""
 LOOKED_AT = 100
 """Rows that are converted to see which columns are read."""
-IDENTIFIERS = frozenset({"id", "idx", "index", "uuid", "row_id", "__index_level_0__", "prompt_id", "conversation_id"})
+IDENTIFIERS = frozenset(
+    {"id", "idx", "index", "uuid", "row_id", "__index_level_0__", "prompt_id", "conversation_id"}
+    | {"schemaversion", "parallel_tool_calls"}  # Bedrock's and OpenAI's: nothing that a model could learn
+)
 _TURN_KEYS = frozenset(
-    ("role", "content", "tool_calls", "function_call", "name", "tool_call_id", "id", "from", "value", "type")
+    ("role", "content", "parts", "tool_calls", "function_call", "name", "tool_call_id", "id", "from", "value", "type")
 ).union(MARKS, PARTIAL_MARKS, FIELDS)
 _ALONE = re.compile(
     r"system|contexts?|history|instructions?|prompts?|questions?|query|documents?|passages?|inputs?|persona|developer"
@@ -46,6 +49,7 @@ _ABOUT = re.compile(
     r"|scores?|domain|date|time|url|title|topic|level|quality|difficulty"
 )
 """Last words of names that describe a part of a row: `question_type`, `prompt_source`."""
+CONVERSATION_COLUMNS = ("messages", "conversations", "contents", "prompt", "completion")
 _SPEAKER = "[].name"
 """End of the key with which a turn names its speaker."""
 _SWITCHES = ("chat_template", "chat_template_kwargs")
@@ -186,7 +190,7 @@ def _says_something(value: Any) -> bool:
 
 def _unread_keys(row: Mapping[str, Any], read: set[str], known: frozenset[str]) -> Iterator[tuple[str, Any]]:
     """Yield keys of turns and of calls that are ignored, as `column[].key`, with their values."""
-    for column in ("messages", "conversations", "prompt", "completion"):
+    for column in CONVERSATION_COLUMNS:
         turns = row.get(column)
         if column not in read or not isinstance(turns, list):
             continue
@@ -206,7 +210,7 @@ def _unread_names(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the speakers' names, as `column[].name`, where the template does not write them; tools' names are
     optional."""
-    for column in ("messages", "conversations", "prompt", "completion"):
+    for column in CONVERSATION_COLUMNS:
         turns = row.get(column)
         for turn in turns if column in read and isinstance(turns, list) else ():
             if not isinstance(turn, Mapping) or not isinstance(turn.get("name"), str):

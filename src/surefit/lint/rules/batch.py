@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from surefit.config.by_rows import SHORT_RUN, SMALLEST_BATCH, choose_global_batch_size
 from surefit.config.schema import SureFitConfig
 from surefit.core.units import plural
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
+
+FEWEST_PER_EPOCH = 10
+"""An epoch should have at least this many optimizer steps."""
 
 
 @rule("BAT001", "micro-batch-does-not-divide", severity="error", suppressible=False)
@@ -34,7 +39,7 @@ def micro_batch_does_not_divide(config: SureFitConfig) -> Iterator[Finding]:
     """
     train = config.train
     micro, global_batch = train.per_device_train_batch_size, train.global_batch_size
-    if isinstance(micro, int) and global_batch % micro:
+    if isinstance(micro, int) and isinstance(global_batch, int) and global_batch % micro:
         divisors = [n for n in range(1, min(global_batch, micro) + 1) if global_batch % n == 0]
         yield Finding(
             field="train.per_device_train_batch_size",
@@ -49,35 +54,43 @@ def micro_batch_does_not_divide(config: SureFitConfig) -> Iterator[Finding]:
     "batch-larger-than-data",
     severity="warning",
 )
-def batch_larger_than_data(config: SureFitConfig, dataset: DatasetFacts) -> Iterator[Finding]:
-    """One optimizer step needs more rows than the data has.
+def batch_larger_than_data(context: LintContext, config: SureFitConfig, dataset: DatasetFacts) -> Iterator[Finding]:
+    """The global batch is more than a tenth of the rows.
 
     ## What it does
-    Compares `global_batch_size` with the number of rows in an epoch, including `data.mix`.
+    Compares `global_batch_size` with the number of rows in an epoch, including `data.mix`. A batch that holds not all
+    rows is left alone in runs that `max_steps` ends, and in those of fewer than 50 steps, which SCH011 reports.
 
     ## Why it is bad
-    Every epoch is a single step on all rows. With the usual one to three epochs the model hardly changes, and the
-    gradient lacks the noise that helps it generalize.
+    An epoch has fewer than ten steps, in the extreme a single step on all rows. With the usual one to three epochs the
+    model hardly changes, and the gradient lacks the noise that helps it generalize.
 
     ## Example
-    `global_batch_size: 64` with 40 rows.
+    `global_batch_size: 64` with 240 rows: four steps per epoch.
 
     ## Fix
-    Lower `global_batch_size` so that an epoch has at least about twenty steps, or raise `num_train_epochs`.
+    Set `global_batch_size` to auto (a fiftieth of the rows, from 4 to 64), or lower it.
 
     ## Evidence
     A common mistake with small hand-made data sets: the batch size is copied from a large one, and the loss curve has
-    three points.
+    three points. OpenAI's fine-tuning guide sets the batch to about 0.2 % of the examples by default.
     """
     global_batch, rows = config.train.global_batch_size, dataset.epoch_rows
-    if rows and global_batch > rows:
-        where = f"{dataset.source} and data.mix" if config.data.mix else dataset.source
-        yield Finding(
-            field="train.global_batch_size",
-            message=f"the global batch of {global_batch} exceeds the {plural(rows, 'row')} in {where}: "
-            "an epoch is one optimizer step",
-            help=f"write {max(1, rows // 20)} or less, or collect more rows",
-        )
+    if not rows or not isinstance(global_batch, int) or global_batch <= max(SMALLEST_BATCH, rows / FEWEST_PER_EPOCH):
+        return
+    steps = context.resolved.total_steps if context.resolved else None
+    if global_batch <= rows and (config.train.max_steps is not None or steps is None or steps < SHORT_RUN):
+        return  # a trial, or SCH011
+    where = f"{dataset.source} and data.mix" if config.data.mix else dataset.source
+    # Other tools have no auto.
+    help_text = f"write {choose_global_batch_size(rows)}" + (", or auto" if not context.is_foreign else "")
+    data_text = f"the {plural(rows, 'row')} in {where}"
+    if global_batch > rows:
+        message = f"the global batch of {global_batch} exceeds {data_text}: an epoch is one optimizer step"
+    else:
+        per_epoch = plural(math.ceil(rows / global_batch), "optimizer step")
+        message = f"the global batch of {global_batch} is more than a tenth of {data_text}: an epoch has {per_epoch}"
+    yield Finding(field="train.global_batch_size", message=message, help=help_text)
 
 
 @rule("BAT003", "batch-arithmetic", severity="error")

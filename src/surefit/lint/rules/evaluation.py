@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import NormalDist
 
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import SureFitConfig, decided
 from surefit.core.errors import did_you_mean
 from surefit.core.units import plural, truncate_text
 from surefit.facts.answering_time import checkpoints_against_training
@@ -258,7 +258,7 @@ def more_answers_than_examples(
     if not config.evaluate.in_training or not share or not total or not isinstance(save_steps, int):
         return
     held_out = min(round(share * dataset.rows), config.evaluate.max_examples or dataset.rows)
-    answers, examples = held_out * -(-total // save_steps), total * config.train.global_batch_size
+    answers, examples = held_out * -(-total // save_steps), total * decided(resolved.config.train.global_batch_size)
     if answers > examples:
         yield Finding(
             field="evaluate.in_training",

@@ -259,12 +259,12 @@ def makes_conversations(context: LintContext, config: SureFitConfig) -> bool:
     if context.is_foreign and context.setup is not None:
         # Other tools have their own prompt formats for rows of instructions, and their own chat templates.
         return bool(context.setup.conversations) and context.setup.chat_template is None
-    if context.columns or config.data.format in ("messages", "prompt_completion", "alpaca", "sharegpt"):
+    if context.columns or config.data.format in ("messages", "prompt_completion", "alpaca", "sharegpt", "gemini"):
         return True
     if context.examples is not None and config.data.format == "auto":
         return context.examples.conversations > 0
     columns = context.dataset.columns if context.dataset else {}
-    return any(name in columns for name in ("messages", "conversations", "instruction", "prompt"))
+    return any(name in columns for name in ("messages", "conversations", "contents", "instruction", "prompt"))
 
 
 @rule(

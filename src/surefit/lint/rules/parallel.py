@@ -350,7 +350,13 @@ def processes_without_micro_batches(config: SureFitConfig) -> Iterator[Finding]:
         count_data_ranks(config),
         config.train.global_batch_size,
     )
-    if ranks == 1 or not isinstance(micro, int) or config.data.packing is not False or global_batch % micro:
+    if (
+        ranks == 1
+        or not isinstance(micro, int)
+        or global_batch == "auto"
+        or config.data.packing is not False
+        or global_batch % micro
+    ):
         return
     batches = global_batch // micro
     if batches % ranks:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.resolve import ResolvedConfig, count_due_steps, warmup_steps
+from surefit.config.by_rows import EPOCHS, MOST_EPOCHS, SHORT_RUN, choose_epochs, choose_global_batch_size
+from surefit.config.resolve import ResolvedConfig, count_due_steps, optimizer_steps, warmup_steps
 from surefit.config.schema import SureFitConfig
-from surefit.core.units import count_text
+from surefit.core.units import count_text, plural
+from surefit.facts.dataset import DatasetFacts
 from surefit.facts.families import size_in_name
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
@@ -17,8 +19,6 @@ TINY = 20_000_000
 ADAPTERS = ("lora", "dora")
 LORA_RANGE = (1e-5, 5e-3)
 FULL_MAXIMUM = 1e-4
-SHORT_RUN = 50
-"""Number of optimizer steps below which a run is a trial, and needs no checkpoint on the way."""
 
 
 @rule("SCH001", "warmup-never-ends", severity="error")
@@ -401,4 +401,87 @@ def no_stable_phase(config: SureFitConfig, resolved: ResolvedConfig) -> Iterator
             field="train.decay_steps",
             message=f"{rising:,} steps of warmup and {falling:,} of decay leave none of {total:,} at the peak rate",
             help="write decay_steps: 0.2, or less",
+        )
+
+
+@rule("SCH011", "few-steps", severity="warning")
+def few_steps(context: LintContext, setup: Setup, dataset: DatasetFacts) -> Iterator[Finding]:
+    """The run has fewer than 50 optimizer steps.
+
+    ## What it does
+    Counts the optimizer steps of the run (rows, epochs, global batch). Runs with `max_steps` are left alone: they are
+    meant to be short.
+
+    ## Why it is bad
+    An adapter begins at zero and moves by about the learning rate per step: after a few steps the model answers as
+    before, and the loss curve does not show it.
+
+    ## Example
+    240 rows with one epoch in batches of 64: four steps.
+
+    ## Fix
+    Set `num_train_epochs` and `global_batch_size` to auto, which choose both by the number of rows, or write smaller
+    batches and more epochs.
+
+    ## Evidence
+    OpenAI's "Data preparation and analysis for chat model fine-tuning" (cookbook.openai.com, 2023) raises the epochs
+    until small sets are seen 100 times in batches of one. 240 rows with all defaults trained four steps and passed a
+    check without this rule.
+    """
+    total, rows = _total_steps(context, setup), dataset.epoch_rows
+    if total is None or total >= SHORT_RUN or setup.max_steps is not None or not rows:
+        return
+    held_out = round((dataset.divided or 0) * (context.config.data.share or 0)) if context.config else 0
+    rows = max(1, rows - held_out)
+    batch = choose_global_batch_size(rows)
+    epochs = choose_epochs(rows, batch)
+    steps = optimizer_steps(rows, epochs, batch, None)
+    if steps <= total:
+        advice = "collect more rows"
+    else:
+        names = [context.name(name) for name in ("epochs", "global_batch")]
+        advice = f"for {plural(rows, 'row')} write {names[0]}: {epochs} and {names[1]}: {batch} ({steps:,} steps)"
+        advice += ", or auto for both" if setup.tool == "surefit" else ""
+    yield Finding(
+        field="epochs",
+        message=f"the run has {_count(setup, total)} optimizer step{'' if total == 1 else 's'}: too few to learn much",
+        help=advice,
+    )
+
+
+@rule("SCH012", "many-epochs", severity="warning")
+def many_epochs(context: LintContext, setup: Setup, dataset: DatasetFacts) -> Iterator[Finding]:
+    """Every row is seen more than ten times.
+
+    ## What it does
+    Counts the passes over the rows: `num_train_epochs`, or fewer where `max_steps` ends the run. Models under 20
+    million parameters, which learn a task from scratch, and runs with early stopping are exempt.
+
+    ## Why it is bad
+    The model learns the rows by heart: the training loss goes to zero, and answers to other prompts get worse.
+
+    ## Example
+    `num_train_epochs: 50` with 300 rows.
+
+    ## Fix
+    Train for three to five epochs (auto chooses by the rows), or set `early_stopping_patience`.
+
+    ## Evidence
+    Muennighoff et al. 2023 (arXiv 2305.16264): repeated data is worth less with every pass, and almost nothing after
+    some sixteen. OpenAI's rule for fine-tuning stops raising the epochs of small sets at 25.
+    """
+    epochs, rows, batch = setup.epochs, dataset.epoch_rows, setup.global_batch
+    if epochs is None or not rows or (context.config and context.config.train.early_stopping_patience):
+        return
+    if setup.max_steps is not None:
+        if batch is None:
+            return
+        epochs = min(epochs, setup.max_steps * batch / rows)
+    parameters = (context.model.parameters if context.model else None) or size_in_name(setup.base_model or "")
+    if epochs > MOST_EPOCHS and (parameters is None or parameters >= TINY):
+        yield Finding(
+            field="epochs",
+            message=f"every row is seen {epochs:,.0f} times: beyond ten passes a model learns its rows by heart",
+            help=f"train for {EPOCHS} to {EPOCHS + 2} epochs"
+            + (", or set train.early_stopping_patience" if setup.tool == "surefit" else ""),
         )

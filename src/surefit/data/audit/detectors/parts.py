@@ -12,7 +12,7 @@ from surefit.facts.dataset import GENERAL, TARGETS
 
 ANSWERS = (*TARGETS, "code", "gold", "reference_summary", "highlights", "canonical_solution")
 """Columns that hold an answer, in the order of the search."""
-CONVERSATIONS = ("messages", "conversations")
+CONVERSATIONS = ("messages", "conversations", "contents")
 _DEEPEST = 40
 """The deepest nesting that is followed; the readers accept at most 100 levels."""
 
@@ -32,7 +32,8 @@ def find_answer(row: Mapping[str, Any]) -> tuple[str, Any]:
     """
     for turn in reversed(conversation_turns(row)):
         if _role(turn) == "assistant":
-            return ("messages" if "messages" in row else "conversations"), turn.get("content", turn.get("value"))
+            column = next(name for name in (*CONVERSATIONS, "question") if name in row)
+            return column, next((turn[name] for name in ("content", "value", "parts") if name in turn), None)
     for columns, target in GENERAL:
         if target and row.keys() >= set(columns):
             return target, row[target]
@@ -45,7 +46,7 @@ def answer_text(row: Mapping[str, Any]) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, dict):
-        value = value.get("content")
+        value = value.get("content", value.get("text"))
     return value if isinstance(value, str) else ""
 
 

@@ -227,7 +227,7 @@ class TurnsInARow:
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
         """Return whether the rows are conversations."""
-        return any(name in columns for name in ("messages", "conversations", "question"))
+        return any(name in columns for name in ("messages", "conversations", "contents", "question"))
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """Match the longest run of turns by one role."""

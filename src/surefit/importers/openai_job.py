@@ -1,0 +1,121 @@
+"""OpenAI's fine-tuning job: the `fine_tuning.job` object that its API returns, or the request that creates one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from surefit.importers import convert as c
+from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
+from surefit.importers.known import key_set
+
+MODEL = "Qwen/Qwen2.5-7B-Instruct"
+"""The open model that stands in for OpenAI's, which cannot be downloaded."""
+ROWS = "train.jsonl"
+_HYPERPARAMETERS = ("hyperparameters", "method.supervised.hyperparameters")
+_FILE_ID = re.compile(r"file-\w+")
+
+
+def _to_epochs(value: Any) -> Any:
+    return "auto" if value == "auto" else c.to_float(value)
+
+
+def _to_batch(value: Any) -> Any:
+    return "auto" if value == "auto" else c.to_int(value)
+
+
+KEYS = {
+    "seed": KeyMapping(c.to_int, "train.seed"),
+    **{
+        f"{section}.{name}": mapping
+        for section in _HYPERPARAMETERS
+        for name, mapping in (
+            ("n_epochs", KeyMapping(_to_epochs, "train.num_train_epochs")),
+            ("batch_size", KeyMapping(_to_batch, "train.global_batch_size")),
+        )
+    },
+}
+KNOWN = key_set("""
+    id object created_at finished_at estimated_finish model fine_tuned_model organization_id project_id result_files
+    status training_file validation_file trained_tokens error integrations suffix user_provided_suffix metadata
+    usage_metrics shared_with_openai eval_id method.type
+""") | frozenset(f"{section}.learning_rate_multiplier" for section in _HYPERPARAMETERS)  # fmt: skip
+RECORDS = key_set("""
+    id object created_at finished_at estimated_finish organization_id project_id result_files status trained_tokens
+    error usage_metrics shared_with_openai eval_id
+""")
+"""Keys that record the job and set nothing."""
+
+
+def _finish(draft: ConfigDraft) -> None:
+    for key in [key for key in draft.flat if key.partition(".")[0] in RECORDS and draft.says(key)]:
+        draft.lose(key, "it records the job at OpenAI")
+    other = next((key for key in draft.flat if key.startswith(("method.dpo", "method.reinforcement"))), None)
+    kind = draft.flat.get("method.type") or (other.split(".")[1] if other else "supervised")
+    if kind != "supervised":
+        draft.whole_run = False
+        draft.refuse_with(
+            "method.type" if draft.says("method.type") else str(other),
+            f"a job of the method {kind}: SureFit trains on answers, not on preferences or rewards",
+            "train on the preferred answers as messages: `surefit init --data ROWS`",
+        )
+        return
+    if draft.says("method.type"):
+        draft.reach("method.type")
+    for section in _HYPERPARAMETERS:
+        draft.lose(
+            f"{section}.learning_rate_multiplier",
+            "not comparable: it multiplies a rate that OpenAI does not publish; train.learning_rate stays SureFit's",
+        )
+    _model(draft)
+    _files(draft)
+    suffix = next((key for key in ("user_provided_suffix", "suffix") if draft.says(key)), None)
+    name = re.sub(r"[^\w.-]+", "-", str(draft.flat[suffix])).strip("-.") if suffix else ""
+    draft.carry("output_dir", f"runs/{name or 'openai'}", suffix or "suffix")
+    if suffix:
+        draft.reach(suffix)
+
+
+def _model(draft: ConfigDraft) -> None:
+    if draft.says("model"):
+        draft.carry("model.name_or_path", MODEL, "model")
+        draft.reach("model")
+        draft.lose_part(
+            "model",
+            "",
+            draft.flat["model"],
+            f"OpenAI's models cannot be downloaded: {MODEL} stands in, choose your own",
+        )
+    if draft.says("fine_tuned_model"):
+        draft.lose("fine_tuned_model", "its weights stay at OpenAI")
+
+
+def _files(draft: ConfigDraft) -> None:
+    """Carry the names of files; an id of an uploaded file names nothing here."""
+    for key, dotted, without in (
+        ("training_file", "data.train", f"its JSONL: {ROWS} stands for it"),
+        ("validation_file", "data.eval", "its JSONL; until then 2 % of the training rows are held out"),
+    ):
+        if not draft.says(key):
+            continue
+        value = draft.flat[key]
+        if not isinstance(value, str):
+            draft.refuse(key, "text")
+            continue
+        if not _FILE_ID.fullmatch(value):
+            draft.carry(dotted, value, key)
+        elif dotted == "data.train":
+            draft.carry(dotted, ROWS, key)
+        draft.reach(key)
+        if _FILE_ID.fullmatch(value):
+            draft.lose_part(key, "", value, f"a file uploaded to OpenAI; give {dotted} {without}")
+
+
+TOOL = ToolSchema(
+    name="openai",
+    keys=KEYS,
+    known=KNOWN,
+    gone={},
+    finish=_finish,
+    open_sections=key_set("metadata usage_metrics error integrations method hyperparameters"),
+)
