@@ -34,7 +34,7 @@ _NVLINK = {
     "mi300x": (448, "Infinity Fabric, 7 links of 128 GB/s both ways: AMD MI300X data sheet"),
     "mi325x": (448, "Infinity Fabric, 7 links of 128 GB/s both ways: AMD MI325X data sheet"),
 }
-_PCIE = {"Volta": 3, "Turing": 3, "Ampere": 4, "Ada": 4, "CDNA 2": 4, "Hopper": 5, "Blackwell": 5, "CDNA 3": 5}
+_PCIE = {"Pascal": 3, "Volta": 3, "Turing": 3, "Ampere": 4, "Ada": 4, "CDNA 2": 4, "Hopper": 5, "Blackwell": 5, "CDNA 3": 5}
 _PCIE_RATE = {3: 15.75, 4: 31.5, 5: 63.0}
 """GB/s of 16 lanes in one direction: 8, 16, 32 GT/s with 128 of 130 bits (PCI-SIG)."""
 
