@@ -336,7 +336,7 @@ def generic_gpu(text: str) -> GpuSpec | None:
     if not LEAST_GB <= size <= MOST_GB:
         raise ConfigError(
             f"no GPU has {text.strip()} of memory",
-            code="E?",
+            code="E2104",
             field="hardware.gpu",
             help=f"write the size in GB, from {LEAST_GB}GB to {MOST_GB}GB, such as 12GB, or a card's name, such as 4070",
         )

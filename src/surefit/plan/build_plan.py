@@ -189,6 +189,7 @@ def _estimate(
         "lengths": planner.lengths.source,
         "longest_row": planner.lengths.longest,
         "lengths_known": planner.lengths.known,
+        "lengths_rows": planner.lengths.rows,
         "held_out_length": planner.eval_length(resolved),
         **simulation,
         "low_bytes": needed.low,
