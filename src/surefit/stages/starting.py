@@ -17,6 +17,7 @@ from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.sampling import evenly_spaced_indices
 from surefit.core.units import bytes_text, plural, shell_quote
+from surefit.facts.fit_advice import PROPOSED_MODELS
 
 if TYPE_CHECKING:
     from surefit.data.read.load import Rows
@@ -49,16 +50,6 @@ CHARACTERS_PER_TOKEN = 3.0
 """Where the tokenizer is not on this machine: English has about four characters per token, code and other languages
 fewer."""
 NANO_PARAMETERS, LARGE_PARAMETERS = 20e6, 30e9
-MODELS = (
-    ("Qwen/Qwen3-32B", "32.8B", "Apache-2.0"),
-    ("Qwen/Qwen3-14B", "14.8B", "Apache-2.0"),
-    ("Qwen/Qwen2.5-7B-Instruct", "7.6B", "Apache-2.0"),
-    ("Qwen/Qwen3-4B-Instruct-2507", "4.0B", "Apache-2.0"),
-    ("Qwen/Qwen3-0.6B", "0.6B", "Apache-2.0"),
-    ("Qwen/Qwen2.5-0.5B-Instruct", "0.5B", "Apache-2.0"),
-)
-"""Models that are proposed where none is named, the largest first, with parameters and license; all of them are in the
-catalogue and need no permission."""
 PROPOSED = 3
 
 
@@ -191,7 +182,7 @@ def build_starting_config(
     _require_enough(found)
     hardware = hardware_facts(gpu)
     if model is None and hardware.kind == "cpu":
-        model = MODELS[-1][0]
+        model = PROPOSED_MODELS[-1][0]
     draft = _draft(found, model, hardware, gpu) if model is not None else None
     if draft is not None and draft.verdict in ("fits", "unknown"):
         return draft
@@ -211,7 +202,7 @@ def build_starting_config(
 
 def _fitting(found: FoundRows, hardware: HardwareFacts, gpu: str) -> list[tuple[tuple[str, str, str], StartingConfig]]:
     """Return the proposed models that fit, each with its config: those that leave room first, the largest first."""
-    drafts = [(proposal, _draft(found, proposal[0], hardware, gpu)) for proposal in MODELS]
+    drafts = [(proposal, _draft(found, proposal[0], hardware, gpu)) for proposal in PROPOSED_MODELS]
     fitting = [(proposal, draft) for proposal, draft in drafts if draft.verdict == "fits"]
     return sorted(fitting, key=lambda choice: choice[1].memory_share > ROOMY)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from surefit.config.capabilities import BITSANDBYTES
-from surefit.config.oom_ladder import as_arguments, lowest_rung
 from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_processes, parallel_candidates, with_parallel_settings
@@ -23,7 +22,7 @@ from surefit.facts.memory_formula import MOMENTS, MemoryTerm, fullest_moment_byt
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import ConfigFix, Finding, rule
+from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
 from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE
 
 PER_ROW = ("gather", "loss", "backward")
@@ -35,7 +34,9 @@ SMALL_SHARE = 0.05
 
 
 @rule("MEM001", "does-not-fit", severity="error")
-def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
+def does_not_fit(
+    context: LintContext, resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts
+) -> Iterator[Finding]:
     """Weights, gradients and optimizer state alone exceed the memory.
 
     ## What it does
@@ -50,7 +51,8 @@ def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Hardware
     Full training of Llama-3.1-8B in bfloat16 takes 8.03e9 × (2 + 2 + 8 + 4 + 4) bytes = 149.6 GiB, on a GPU with 79.
 
     ## Fix
-    Train with LoRA, or use a smaller model or a larger GPU.
+    Make one of the changes that the finding names: settings, a larger card, more of them, or a smaller model. Each was
+    tried, and fits by the formula.
 
     ## Evidence
     The runs of all five published reports on fine-tuning ran out of memory unexpectedly.
@@ -60,12 +62,19 @@ def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Hardware
         [term for term in memory_terms(resolved, model, hardware.compute_capability) if term.moment not in PER_ROW],
         hardware,
         "train.method" if full else "model.name_or_path",
-        "set train.method: lora" if full else "use a smaller model or a larger GPU",
+        _advice(context),
     )
 
 
+def _advice(context: LintContext) -> str:
+    """Return what makes the run fit, where it was searched for; in another tool's file no key is named."""
+    return context.advice.text(not context.is_foreign) if context.advice else "use a smaller model or a larger GPU"
+
+
 @rule("MEM002", "logits-do-not-fit", severity="warning")
-def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
+def logits_do_not_fit(
+    context: LintContext, resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts
+) -> Iterator[Finding]:
     """The logits and activations of full-length rows do not fit in memory.
 
     ## What it does
@@ -81,9 +90,8 @@ def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Har
     One row of 262,144 tokens and a vocabulary of 151,936, with `chunked_loss: false`: 445 GiB for the loss alone.
 
     ## Fix
-    Lower `max_length` to the length of the rows, or lower `per_device_train_batch_size`; or recompute the activations
-    (`gradient_checkpointing`); or split the tokens of each example across several devices (`parallel.mode: cp`; if all
-    weights are trained, fsdp with `parallel.cp`).
+    Make one of the changes that the finding names, each of which was tried; or split the tokens of each example across
+    several devices (`parallel.mode: cp`; if all weights are trained, fsdp with `parallel.cp`).
 
     ## Evidence
     A published plan for training Qwen3-4B on 262,144 tokens counted 59 GB per GPU and left the logits out, which are
@@ -92,14 +100,12 @@ def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Har
     terms = memory_terms(resolved, model, hardware.compute_capability)
     fixed_terms = [term for term in terms if term.moment not in PER_ROW]
     if hardware.memory_bytes is not None and fullest_moment_bytes(fixed_terms) <= hardware.memory_bytes:
-        rung = lowest_rung(resolved.config, hardware.kind)
         yield from _too_large(
             terms,
             hardware,
             "data.max_length",
-            f"lower data.max_length from {resolved.config.data.max_length:,} to the length of the rows"
-            + (f", or save memory with {as_arguments(rung)}" if rung else "")
-            + _suggest_context_parallel(resolved, model, hardware),
+            _advice(context)
+            + ("" if context.is_foreign else _suggest_context_parallel(resolved, model, hardware)),
         )
 
 
