@@ -19,6 +19,12 @@ PROPOSED_MODELS = (
 """Models that are proposed where none is named or the named one is too large, the largest first, with parameters and
 license; all of them are in the catalogue and need no permission."""
 
+CARDS = {
+    "rtx3060-12": 12, "rtx4080": 16, "rtx4090": 24, "rtx5090": 32, "rtx-a6000": 48, "a100-80": 80, "h200": 141,
+    "b200": 180, "b300": 288,
+}  # fmt: skip
+"""Cards that are proposed, and their advertised GB: one of each size."""
+
 Kind = Literal["settings", "card", "devices", "model"]
 WORDS = {
     "train.method": "LoRA",

@@ -14,7 +14,7 @@ from surefit.config.load import LoadedConfig
 from surefit.config.oom_ladder import lowest_rung
 from surefit.config.resolve import ResolvedConfig, resolve_config, with_changes
 from surefit.core.errors import SureFitError
-from surefit.facts.fit_advice import PROPOSED_MODELS, FitAdvice, FitOption
+from surefit.facts.fit_advice import CARDS, PROPOSED_MODELS, FitAdvice, FitOption
 from surefit.facts.generation import eval_batch_chooser
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
@@ -22,11 +22,6 @@ from surefit.plan.memory_interval import closed_form_estimate, closed_form_upper
 
 Fits = Callable[[ResolvedConfig, ModelFacts, HardwareFacts], bool]
 
-CARDS = {
-    "rtx3060-12": 12, "rtx4080": 16, "rtx4090": 24, "rtx5090": 32, "rtx-a6000": 48, "a100-80": 80, "h200": 141,
-    "b200": 180, "b300": 288,
-}  # fmt: skip
-"""Cards that are proposed, and their advertised GB: one of each size."""
 ROOMY = 0.9
 """Share of the card's memory within which a smaller model is proposed."""
 COUNTS = (2, 4, 8)

@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from surefit.config.schema import SureFitConfig
 from surefit.core.errors import DataError, SureFitError, did_you_mean
 from surefit.core.units import plural
-from surefit.facts.dataset import DatasetFacts
+from surefit.facts.dataset import SMALL_EVALUATION as SMALL_EVALUATION
+from surefit.facts.dataset import DatasetFacts, enough_share
 from surefit.facts.examples import ENOUGH, ExampleFacts
 from surefit.lint.rule import Finding, LintContext, rule
 
 FEW = 20
 """Number of sampled rows below which the whole data set is not judged."""
 DUPLICATE_SHARE = 0.2
-SMALL_EVALUATION = 10
-SHARES = (0.1, 0.2)
-"""Shares of the rows that are proposed to be held out, the smallest that gives `SMALL_EVALUATION` rows."""
 
 
 @rule("DAT001", "data-unusable", severity="error", suppressible=False)
@@ -236,7 +234,7 @@ def held_out_too_small(context: LintContext, config: SureFitConfig) -> Iterator[
             message=f"{share:g} of {rows} rows holds out about {round(share * rows)}: too few for a meaningful score",
             help=_hold_out_more(rows, context.is_foreign),
         )
-    share_of_training = _enough_share(rows) if rows and not context.is_foreign else None
+    share_of_training = enough_share(rows) if rows and not context.is_foreign else None
     instead = f", or hold out a share of the training rows, data.eval: {share_of_training}" if share_of_training else ""
     for prompt_set in context.scored.sets if context.scored else ():
         too_few = (
@@ -254,25 +252,16 @@ def held_out_too_small(context: LintContext, config: SureFitConfig) -> Iterator[
 
 def _hold_out_more(rows: int, foreign: bool) -> str:
     """Return advice on held-out rows: a share that most data sets use, or where that is too little, another file."""
-    share = _enough_share(rows)
+    share = enough_share(rows)
     if share is not None:
         how = f"hold out {share:g} of the rows" if foreign else f"set data.eval: {share:g}"
         return f"{how}, which is about {round(share * rows)}, or write rows to hold out into a separate file"
-    needed = next(n for n in range(rows, 100 * SMALL_EVALUATION) if _enough_share(n) is not None)
+    needed = next(n for n in range(rows, 100 * SMALL_EVALUATION) if enough_share(n) is not None)
     separate = "" if foreign else ", and name it in data.eval"
     return (
         f"no share of {rows} rows is enough: collect {needed} or more, or write {SMALL_EVALUATION} or more further rows "
         f"into a separate file{separate}"
     )
-
-
-def _enough_share(rows: int) -> float | None:
-    """Return the smallest of `SHARES` that holds out enough of these rows; None where none does.
-
-    >>> _enough_share(2_000), _enough_share(60), _enough_share(30)
-    (0.1, 0.2, None)
-    """
-    return next((share for share in SHARES if round(share * rows) >= SMALL_EVALUATION), None)
 
 
 @rule("DAT010", "one-prompt", severity="error")

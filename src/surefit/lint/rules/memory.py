@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,13 +12,15 @@ from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_processes, parallel_candidates, with_parallel_settings
 from surefit.core.units import bytes_text
 from surefit.facts.eval_prompts import EvalPromptFacts
+from surefit.facts.fit_advice import CARDS
 from surefit.facts.generation import (
+    FOR_WEIGHTS,
     estimate_generation_memory,
     generation_room_bytes,
     held_by_training,
     largest_fitting_eval_batch,
 )
-from surefit.facts.hardware import HardwareFacts
+from surefit.facts.hardware import GPUS, HardwareFacts
 from surefit.facts.memory_formula import MOMENTS, MemoryTerm, fullest_moment_bytes
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
@@ -29,6 +32,8 @@ PER_ROW = ("gather", "loss", "backward")
 """Moments of a step whose memory grows with the length of the rows."""
 ROOM = 0.9
 """Share of the memory that suggested settings may fill by `fullest_moment_bytes`, which is a lower bound."""
+MOST_CARDS = 8
+"""Most cards of one machine that are proposed."""
 SMALL_SHARE = 0.05
 """Share of the weights' memory below which making an optimizer's moments smaller is not worthwhile."""
 
@@ -66,6 +71,12 @@ def does_not_fit(
     )
 
 
+def _fixed_bytes(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> int:
+    """Return the bytes of an optimizer step that do not depend on the data."""
+    terms = memory_terms(resolved, model, hardware.compute_capability)
+    return fullest_moment_bytes([term for term in terms if term.moment not in PER_ROW])
+
+
 def _advice(context: LintContext) -> str:
     """Return what makes the run fit, where it was searched for; in another tool's file no key is named."""
     return context.advice.text(not context.is_foreign) if context.advice else "use a smaller model or a larger GPU"
@@ -98,8 +109,7 @@ def logits_do_not_fit(
     80 GB in bfloat16.
     """
     terms = memory_terms(resolved, model, hardware.compute_capability)
-    fixed_terms = [term for term in terms if term.moment not in PER_ROW]
-    if hardware.memory_bytes is not None and fullest_moment_bytes(fixed_terms) <= hardware.memory_bytes:
+    if hardware.memory_bytes is not None and _fixed_bytes(resolved, model, hardware) <= hardware.memory_bytes:
         yield from _too_large(
             terms,
             hardware,
@@ -275,8 +285,8 @@ def scoring_may_not_fit(
     when it generated in the training loop. Evaluation, unlike training, keeps rows that are longer than
     `data.max_length`.
     """
-    if hardware.memory_bytes is None:
-        return
+    if hardware.memory_bytes is None or _fixed_bytes(resolved, model, hardware) > hardware.memory_bytes:
+        return  # unknown; or MEM001, whose changes decide what is scored
     max_length = resolved.config.data.max_length
     if resolved.config.evaluate.in_training:  # the model in training generates the answers, on its own device
         training_memory = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
@@ -315,17 +325,32 @@ def _too_large_to_answer(
     if held is not None and not fitting_batch:
         help_text = "set evaluate.in_training: false, and score after training: surefit evaluate"
     elif weights > room:
-        help_text = "use a larger GPU or several (hardware.count), or score the adapter only: --variant adapter"
+        help_text = _score_elsewhere(config, hardware, needed_bytes)
     elif not fitting_batch:
         help_text = "write 1, with evaluate.prefill_chunk: 2048, or score shorter prompts"
+    rows_text = "one prompt" if estimate.rows == 1 else f"a batch of {estimate.rows} prompts"
     training_text = f", on top of {bytes_text(training_bytes)} for training" if training_bytes else ""
     return Finding(
         field="evaluate.batch_size",
-        message=f"a batch of {estimate.rows} prompts with up to {estimate.prompt:,} tokens needs up to "
+        message=f"{rows_text} with up to {estimate.prompt:,} tokens needs up to "
         f"{bytes_text(needed_bytes)} (weights {bytes_text(weights)}, KV cache "
         f"{bytes_text(estimate.cache)}){training_text}, but {hardware.name} has {bytes_text(room)}",
         help=help_text,
     )
+
+
+def _score_elsewhere(config: SureFitConfig, hardware: HardwareFacts, needed: int) -> str:
+    """Return advice for weights that are too large to generate with, though they were trained, in fewer bits or on
+    several devices."""
+    if hardware.kind == "cpu":
+        return f"score on a machine with {bytes_text(needed)} of memory or more"
+    card = next((name for name in CARDS if (GPUS[name].memory_bytes or 0) >= needed), None)
+    ways = [f"score on a {CARDS[card]} GB card or larger"] if card else []
+    count = math.ceil(needed / (FOR_WEIGHTS * (hardware.memory_bytes or 1)))
+    ways += [f"on a machine with {count} of these"] if count <= MOST_CARDS else []
+    if config.model.quantization != "none":
+        ways.append("or only the base and the adapter, in few bits: surefit evaluate CONFIG --variant base --variant adapter")
+    return ", ".join(ways) or "use a smaller model"
 
 
 @rule("MEM007", "cache-with-checkpointing", severity="info")
