@@ -72,7 +72,7 @@ def run_all_stages(
     planned: dict[str, Any] = {}
 
     def plan() -> int:
-        planned.update(build_run_plan(prepared))
+        planned.update(build_run_plan(prepared, advise=True))
         return say_plan(stage_output, planned)
 
     stages: dict[str, Callable[[], int]] = {

@@ -65,7 +65,7 @@ class FitOption:
             own_keys: whether the file has SureFit's keys; otherwise no key is named.
         """
         if own_keys:
-            settings = " and ".join(f"{key}: {one_line_yaml(value)}" for key, value in self.settings.items())
+            settings = ", ".join(f"{key}: {one_line_yaml(value)}" for key, value in self.settings.items())
         else:
             settings = " and ".join(dict.fromkeys(WORDS.get(key, key) for key in self.settings))
         using = f" with {settings}" if settings else ""

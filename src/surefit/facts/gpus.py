@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from surefit.core.errors import ConfigError
 from surefit.core.units import GIB, MIB, bytes_text
 
+AMD_UNTESTED = "SureFit is for NVIDIA's CUDA: nothing was run on ROCm, this is arithmetic"
 BF16_CAPABILITY = (8, 0)
 """NVIDIA GPUs multiply bfloat16 natively from compute capability 8.0 (Ampere) on:
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities."""
@@ -65,6 +66,14 @@ class GpuSpec:
     def multiplies_bf16(self) -> bool:
         """Return whether bfloat16 is multiplied natively."""
         return self.compute_capability is None or self.compute_capability >= BF16_CAPABILITY
+
+    @property
+    def assumed(self) -> str:
+        """What a plan for this card assumes, in words; empty where its figures are the catalogue's and CUDA's."""
+        if self.rates_source == GENERIC:
+            gib = self.memory_bytes / GIB
+            return f"Ampere or newer (bfloat16); PyTorch sees {gib:.1f} GiB of it"
+        return AMD_UNTESTED if self.compute_capability is None else ""
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -317,6 +326,7 @@ SEEN_SHARE = 0.97
 from an out-of-memory message."""
 LEAST_GB, MOST_GB = 1, 1024
 """Sizes in GB that a card may have."""
+GENERIC = "none: only the size of the card is given"
 _GB = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])i?b?", re.IGNORECASE)
 
 
@@ -340,10 +350,9 @@ def generic_gpu(text: str) -> GpuSpec | None:
             field="hardware.gpu",
             help=f"write the size in GB, from {LEAST_GB}GB to {MOST_GB}GB, such as 12GB, or a card's name, such as 4070",
         )
-    source = f"{SEEN_SHARE:.0%} of {size:g} GB, as PyTorch sees of consumer cards; assumed: Ampere or newer, so bfloat16"
-    return GpuSpec(
-        f"a {size:g} GB card", "Ampere", round(SEEN_SHARE * size * GIB), (8, 6), source, *[None] * 6, rates_source=""
-    )
+    source = f"{SEEN_SHARE:.0%} of {size:g} GB, as PyTorch sees of consumer cards"
+    memory = round(SEEN_SHARE * size * GIB)
+    return GpuSpec(f"a {size:g} GB card", "Ampere", memory, (8, 6), source, *[None] * 6, rates_source=GENERIC)
 
 
 def sizes_of(name: str) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ class HardwareFacts:
         figure: source of `memory_bytes`.
         gpu_count: GPUs that were detected and that `CUDA_VISIBLE_DEVICES` does not hide; 1 for a GPU of the catalogue.
         unused_gpu: a GPU of this machine that the installed, CPU-only PyTorch cannot use.
+        assumed: what is assumed of a GPU of which only the memory is known, or which is not NVIDIA's; else empty.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -59,6 +60,7 @@ class HardwareFacts:
     gpu_count: int = 0
     unused_gpu: str | None = None
     disk_source: Literal["detected", "config", "unknown"] = "detected"
+    assumed: str = ""
 
     @property
     def is_another_machine(self) -> bool:
@@ -136,7 +138,7 @@ def _similar(gpu: str) -> str:
 def _another_device(card: GpuSpec, disk: int) -> HardwareFacts:
     return HardwareFacts(
         "cuda", card.name, card.memory_bytes, card.multiplies_bf16, cpu_count(), ram_bytes(),
-        disk, "catalogue", card.source, card.compute_capability, 1,
+        disk, "catalogue", card.source, card.compute_capability, 1, assumed=card.assumed,
     )  # fmt: skip
 
 

@@ -107,6 +107,7 @@ def build_plan(
             "memory_bytes": hardware.memory_bytes,
             "source": hardware.source,
             "figure": hardware.figure,
+            "assumed": hardware.assumed,
         },
         "assumptions": [asdict(assumption) for assumption in list_assumptions(resolved, hardware)],
         "model": {
