@@ -1,4 +1,4 @@
-"""Advice is tried before it is given: every option that a finding or a plan proposes, applied, passes `check` and fits."""
+"""Advice is tried before it is given: every option that a finding or a plan proposes passes `check` and fits."""
 
 from __future__ import annotations
 

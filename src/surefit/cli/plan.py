@@ -28,7 +28,9 @@ def plan(
     out: Output,
     config: Target,
     overrides: Overrides = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU: 4090, h100, or its memory, 12GB; or cpu.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="Plan for this GPU: 4090, h100, or its memory, 12GB; or cpu.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Arithmetic only: nothing is simulated.")] = False,
     optimize: Annotated[bool, typer.Option("--optimize", help="Look for the fastest way that fits.")] = False,
     compare: Annotated[str | None, typer.Option(metavar="GPUS", help="On each of these, e.g. t4,l4,h200.")] = None,

@@ -328,7 +328,8 @@ from an out-of-memory message."""
 LEAST_GB, MOST_GB = 1, 1024
 """Sizes in GB that a card may have."""
 GENERIC = "none: only the size of the card is given"
-_GB = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])i?b?", re.IGNORECASE)
+_GB = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b|(g))", re.IGNORECASE)
+"""A size with its unit: GB, GiB or G; not 4060 Ti."""
 
 
 def generic_gpu(text: str) -> GpuSpec | None:
@@ -343,13 +344,13 @@ def generic_gpu(text: str) -> GpuSpec | None:
     match = _GB.fullmatch(text.strip())
     if match is None:
         return None
-    size = float(match[1]) * 1024.0 ** ("kmgt".index(match[2].lower()) - 2)
+    size = float(match[1]) * 1024.0 ** ("kmgt".index((match[2] or match[3]).lower()) - 2)
     if not LEAST_GB <= size <= MOST_GB:
         raise ConfigError(
             f"no GPU has {text.strip()} of memory",
             code="E2104",
             field="hardware.gpu",
-            help=f"write the size in GB, from {LEAST_GB}GB to {MOST_GB}GB, such as 12GB, or a card's name, such as 4070",
+            help=f"write the size in GB, {LEAST_GB}GB to {MOST_GB}GB, such as 12GB, or a card's name, such as 4070",
         )
     source = f"{SEEN_SHARE:.0%} of {size:g} GB, as PyTorch sees of consumer cards"
     memory = round(SEEN_SHARE * size * GIB)

@@ -63,9 +63,7 @@ def find_advice(
 class _Trial:
     """Tries changes of one run."""
 
-    def __init__(
-        self, loaded: LoadedConfig, model: ModelFacts, hardware: HardwareFacts, longest: int | None
-    ) -> None:
+    def __init__(self, loaded: LoadedConfig, model: ModelFacts, hardware: HardwareFacts, longest: int | None) -> None:
         self.loaded, self.model, self.hardware = loaded, model, hardware
         self.shorter = self._shorter(longest)
 
@@ -97,9 +95,7 @@ class _Trial:
         resolved = self.resolve(changes, facts, self.hardware)
         return lowest_rung(resolved.config, self.hardware.kind) if resolved else {}
 
-    def resolve(
-        self, changes: Mapping[str, Any], model: ModelFacts, hardware: HardwareFacts
-    ) -> ResolvedConfig | None:
+    def resolve(self, changes: Mapping[str, Any], model: ModelFacts, hardware: HardwareFacts) -> ResolvedConfig | None:
         """Return the config with changes and without "auto"; None where they cannot be combined with it."""
         needed, fitting = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
         try:

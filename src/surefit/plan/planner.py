@@ -46,8 +46,8 @@ class ExampleLengths:
         mean: the length that time is planned for; None: the longest.
         source: the origin of these lengths, in words.
         known: "all" where `longest` is of all rows, "sample" where it is of some, the largest among them, "text" where
-            it is an upper bound by the text of these, because the tokenizer is not on this machine, "none" where nothing
-            is known and rows are assumed to be as long as they may be.
+            it is an upper bound by the text of these, because the tokenizer is not on this machine, "none" where
+            nothing is known and rows are assumed to be as long as they may be.
         supervised: the share of all tokens that the loss counts; for time, not for memory.
         shortest: the shortest of the rows that were tokenized; None where it is not known.
         left_out: the share of the rows that is longer than `data.max_length` and left out of training.

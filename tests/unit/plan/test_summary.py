@@ -80,7 +80,10 @@ def test_without_an_estimate_the_headline_says_so(plan) -> None:
             ExampleLengths(341, 70, "", known="text", rows=240),
             "from 240; longest at most 341 tokens, by its bytes (no tokenizer here)",
         ),
-        (ExampleLengths(9000, 70, "", known="all", rows=240), "from all 240; longest 9,000 tokens, of which 2,048 count"),
+        (
+            ExampleLengths(9000, 70, "", known="all", rows=240),
+            "from all 240; longest 9,000 tokens, of which 2,048 count",
+        ),
     ],
 )
 def test_no_length_is_claimed_that_no_row_has(lengths, said) -> None:

@@ -259,8 +259,8 @@ def _hold_out_more(rows: int, foreign: bool) -> str:
     needed = next(n for n in range(rows, 100 * SMALL_EVALUATION) if enough_share(n) is not None)
     separate = "" if foreign else ", and name it in data.eval"
     return (
-        f"no share of {rows} rows is enough: collect {needed} or more, or write {SMALL_EVALUATION} or more further rows "
-        f"into a separate file{separate}"
+        f"no share of {rows} rows is enough: collect {needed} or more, or write {SMALL_EVALUATION} more rows or "
+        f"more into a separate file{separate}"
     )
 
 

@@ -114,8 +114,7 @@ def logits_do_not_fit(
             terms,
             hardware,
             "data.max_length",
-            _advice(context)
-            + ("" if context.is_foreign else _suggest_context_parallel(resolved, model, hardware)),
+            _advice(context) + ("" if context.is_foreign else _suggest_context_parallel(resolved, model, hardware)),
         )
 
 
@@ -349,7 +348,9 @@ def _score_elsewhere(config: SureFitConfig, hardware: HardwareFacts, needed: int
     count = math.ceil(needed / (FOR_WEIGHTS * (hardware.memory_bytes or 1)))
     ways += [f"on a machine with {count} of these"] if count <= MOST_CARDS else []
     if config.model.quantization != "none":
-        ways.append("or only the base and the adapter, in few bits: surefit evaluate CONFIG --variant base --variant adapter")
+        ways.append(
+            "or in few bits, without the merged model: surefit evaluate CONFIG --variant base --variant adapter"
+        )
     return ", ".join(ways) or "use a smaller model"
 
 
