@@ -142,7 +142,9 @@ class _Trial:
                 continue
             for changes in ladder:
                 if self.fits({**changes, "hardware.gpu": name}, hardware=facts):
-                    return FitOption("card", {**changes, "hardware.gpu": name}, f"a {size} GB card")
+                    return FitOption(
+                        "card", {**changes, "hardware.gpu": name}, f"{'an' if size == 80 else 'a'} {size} GB card"
+                    )
         return None
 
     def devices(self) -> FitOption | None:

@@ -154,7 +154,7 @@ def test_a_size_is_a_card_of_that_size_and_says_what_it_assumes(written: str, gi
     facts = hardware_facts(written)
     assert facts.memory_bytes == pytest.approx(0.97 * gib * GIB, rel=1e-6)
     assert (facts.kind, facts.source, facts.bf16, facts.compute_capability) == ("cuda", "catalogue", True, (8, 6))
-    assert facts.name == f"a {gib:g} GB card"
+    assert facts.name == f"{'an' if gib in (8, 80) else 'a'} {gib:g} GB card"
     assert "bfloat16" in facts.assumed
     assert find_gpu(facts.name) is None, "its speed is unknown"
 
