@@ -157,7 +157,7 @@ def test_the_largest_row_is_among_those_that_are_looked_at(call: Call) -> None:
 
 
 def test_rows_that_nobody_has_read_are_not_said_to_have_a_length(call: Call) -> None:
-    """RF2: without a tokenizer on this machine they have at most as many tokens as bytes; on the hub they are unread."""
+    """RF2: without a tokenizer on this machine they have at most as many tokens as bytes."""
     _, plan = call("plan", "--quick")
     _, with_tokenizer = call("plan", "--quick", model="surefit/nano")
     estimate, exact = plan["estimate"], with_tokenizer["estimate"]

@@ -25,6 +25,7 @@ from surefit.facts.generation import (
     generation_room_bytes,
     held_by_training,
     largest_fitting_eval_batch,
+    merged_weights_too_large,
 )
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_formula import (
@@ -329,7 +330,11 @@ def _generation_entry(
         beside = (
             None if in_training is None or weights is None else in_training.bytes - in_training.weights + weights + kept
         )
-    return asdict(generation) | {"bytes": generation.bytes, "fewer": smaller_batch, "in_training_bytes": beside}
+    return (
+        asdict(generation)
+        | {"bytes": generation.bytes, "fewer": smaller_batch, "in_training_bytes": beside}
+        | {"without_merged": merged_weights_too_large(config, model, hardware)}
+    )
 
 
 def _too_much_memory(

@@ -193,10 +193,12 @@ def rows_text(estimate: dict[str, Any]) -> str:
 
 
 def _scoring_text(answers: dict[str, Any] | None) -> str | None:
-    """Return a line where generating answers may not fit; else None."""
+    """Return a line where generating answers may not fit, or fits only without the merged model; else None."""
     if answers is None or answers["fewer"] is None:
         return None
     needed = bytes_text(answers["bytes"])
+    if answers.get("without_merged"):
+        return f"base and adapter in few bits; merged needs {needed}, more than the card has"
     if answers["fewer"]:
         return f"{answers['rows']} prompts may not fit ({needed}): set evaluate.batch_size: {answers['fewer']}"
     return f"may not fit, {needed} even for one prompt: see `surefit check`"

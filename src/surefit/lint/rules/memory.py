@@ -349,7 +349,8 @@ def _score_elsewhere(config: SureFitConfig, hardware: HardwareFacts, needed: int
     ways += [f"on a machine with {count} of these"] if count <= MOST_CARDS else []
     if config.model.quantization != "none":
         ways.append(
-            "or in few bits, without the merged model: surefit evaluate CONFIG --variant base --variant adapter"
+            "or without the merged model, as `surefit run` does: "
+            "surefit evaluate CONFIG --variant base --variant adapter"
         )
     return ", ".join(ways) or "use a smaller model"
 
