@@ -32,6 +32,8 @@ PER_ROW = ("gather", "loss", "backward")
 """Moments of a step whose memory grows with the length of the rows."""
 ROOM = 0.9
 """Share of the memory that suggested settings may fill by `fullest_moment_bytes`, which is a lower bound."""
+CHUNK = 2048
+"""Proposed `evaluate.prefill_chunk`."""
 MOST_CARDS = 8
 """Most cards of one machine that are proposed."""
 SMALL_SHARE = 0.05
@@ -322,11 +324,22 @@ def _too_large_to_answer(
     )
     help_text = f"write {fitting_batch}"
     if held is not None and not fitting_batch:
+        later = _too_large_to_answer(config, model, hardware, longest)
         help_text = "set evaluate.in_training: false, and score after training: surefit evaluate"
+        help_text += f"; there, {later.help}" if later else ""
     elif weights > room:
         help_text = _score_elsewhere(config, hardware, needed_bytes)
     elif not fitting_batch:
-        help_text = "write 1, with evaluate.prefill_chunk: 2048, or score shorter prompts"
+        in_chunks = config.evaluate.model_copy(update={"batch_size": 1, "prefill_chunk": CHUNK})
+        smallest = estimate_generation_memory(
+            config.model_copy(update={"evaluate": in_chunks}),
+            model,
+            hardware.kind,
+            longest,
+            hardware.compute_capability,
+        )
+        fits = smallest is not None and smallest.bytes - smallest.weights + weights + training_bytes <= room
+        help_text = f"write 1, with evaluate.prefill_chunk: {CHUNK}" if fits else "score shorter prompts"
     rows_text = "one prompt" if estimate.rows == 1 else f"a batch of {estimate.rows} prompts"
     training_text = f", on top of {bytes_text(training_bytes)} for training" if training_bytes else ""
     return Finding(
