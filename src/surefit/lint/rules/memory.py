@@ -330,15 +330,11 @@ def _too_large_to_answer(
     elif weights > room:
         help_text = _score_elsewhere(config, hardware, needed_bytes)
     elif not fitting_batch:
-        in_chunks = config.evaluate.model_copy(update={"batch_size": 1, "prefill_chunk": CHUNK})
-        smallest = estimate_generation_memory(
-            config.model_copy(update={"evaluate": in_chunks}),
-            model,
-            hardware.kind,
-            longest,
-            hardware.compute_capability,
+        in_chunks = config.model_copy(
+            update={"evaluate": config.evaluate.model_copy(update={"batch_size": 1, "prefill_chunk": CHUNK})}
         )
-        fits = smallest is not None and smallest.bytes - smallest.weights + weights + training_bytes <= room
+        least = estimate_generation_memory(in_chunks, model, hardware.kind, longest, hardware.compute_capability)
+        fits = least is not None and least.bytes - least.weights + weights + training_bytes <= room
         help_text = f"write 1, with evaluate.prefill_chunk: {CHUNK}" if fits else "score shorter prompts"
     rows_text = "one prompt" if estimate.rows == 1 else f"a batch of {estimate.rows} prompts"
     training_text = f", on top of {bytes_text(training_bytes)} for training" if training_bytes else ""
