@@ -92,7 +92,7 @@ def summary_lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan["disk_total_bytes"] is not None:
         yield "disk", _disk_text(plan)
     if plan["estimate"]:
-        yield "rows", rows_text(plan["estimate"])
+        yield "rows", measured_rows_text(plan["estimate"])
     if assumed := plan["device"].get("assumed"):
         yield "assumed", assumed
     impossible = plan["estimate"] is not None and plan["estimate"]["verdict"] == "does not fit"
@@ -178,7 +178,7 @@ def _disk_text(plan: Plan) -> str:
     return f"{total} ({parts}); {free_text}"
 
 
-def rows_text(estimate: dict[str, Any]) -> str:
+def measured_rows_text(estimate: dict[str, Any]) -> str:
     """Return, in words, which rows the plan has measured, and the longest of them."""
     longest, rows = estimate["longest_row"], estimate["lengths_rows"]
     if longest is None or rows is None:
