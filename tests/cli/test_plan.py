@@ -38,7 +38,7 @@ def test_a_plan_says_whether_it_fits_and_what_it_leaves_out(surefit: Surefit, co
     text = surefit("plan", config, "--gpu", "t4", "--verbose").stdout
     assert text.splitlines()[0] == planned.json["headline"]
     for part in (
-        "Memory by phase",
+        "Peak memory by phase",
         "The fullest moment of a step",
         "A activations",
         "Fits: ",
@@ -98,7 +98,7 @@ def test_a_plan_for_several_processes_is_that_of_the_fullest_and_says_what_they_
 
     text = surefit("plan", config, "--gpu", "t4", "--gpus", "2", "--plot", "memory.svg", "--verbose").stdout
     assert text.splitlines()[0].partition(",")[0].endswith("on each of 2 GPUs")
-    assert "Memory of one of 2 GPUs, by phase" in text
+    assert "Peak memory by phase, of one of 2 GPUs" in text
     assert "one of 2 × T4" in Path("memory.svg").read_text(encoding="utf-8")
 
     on_cpu = surefit("plan", config, "--quick", "--gpus", "2", "--verbose").stdout

@@ -187,7 +187,7 @@ def _say_memory(out: Output, estimate: dict[str, Any], device: dict[str, Any], c
         for phase in estimate["phases"]
     ]
     many = f"{count} {'processes' if cpu else 'GPUs'}"
-    title = "Memory by phase, at its fullest" if count == 1 else f"Memory of one of {many}, by phase"
+    title = "Peak memory by phase" if count == 1 else f"Peak memory by phase, of one of {many}"
     out.table(title, ["phase", "in tensors", f"held from the {'system' if cpu else 'driver'}"], rows)
     peak = estimate["peak"]
     terms = [(term["term"], term["bytes"]) for term in peak["terms"]]
