@@ -164,10 +164,14 @@ What the commonest of them can train: [cards](cards.md).
 
 - **GiB** is what PyTorch reports on such a card where a published message says so. With ≤ it is an upper bound from the
   driver or the data sheet: PyTorch will report a few hundred MiB less.
+  "Taken to be that of" another card in the source: a card of the same size and generation.
 - **Rates** are dense TFLOP/s with float32 accumulation, from the vendor's data sheet or white paper; figures given
-  "with sparsity" are halved, and GeForce cards have half the rate that their box says. fp32 is without tensor cores,
+  "with sparsity" are halved, and GeForce cards have half the rate that their box says; most of theirs are computed from
+  NVIDIA's core counts and clocks, by the white papers' ratios. fp32 is without tensor cores,
   which is what PyTorch uses by default; TF32 is for `torch.set_float32_matmul_precision("high")`.
 - A dash: the card cannot, or no figure was found. The features are those of PyTorch's own kernels.
+- `--gpu 12GB` plans for a card of which only the memory is known: Ampere, of which PyTorch sees 97 %, and no speed.
+- AMD's cards are here for arithmetic: SureFit is for NVIDIA's CUDA, and nothing has been run on ROCm.
 - The source of every figure stands beside it in `src/surefit/facts/gpus.py`.
 """
 

@@ -143,7 +143,7 @@ def plan(target: Target, gpu: str | None = None, *, quick: bool = False) -> Plan
 
     config = target if gpu is None else _config(target).changed({"hardware.gpu": gpu})
     with planning_for_new_process():
-        document = build_run_plan(load_checked_run(_target(config)), quick=quick, needs_rows=True)
+        document = build_run_plan(load_checked_run(_target(config)), quick=quick, needs_rows=True, advise=True)
     estimate, time = document["estimate"] or {}, document["time"] or {}
     return Plan(
         estimate.get("verdict"), estimate.get("low_bytes"), estimate.get("high_bytes"), time.get("total_seconds"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,9 +29,16 @@ def test_a_plan_says_whether_it_fits_and_what_it_leaves_out(surefit: Surefit, co
     assert estimate["low_bytes"] < estimate["peak_bytes"] + 2**28 < estimate["high_bytes"]
     assert planned.json["left_out"]
 
+    assert planned.json["headline"].startswith("Fits: ")
+    assert planned.json["advice"] is None
+
     text = surefit("plan", config, "--gpu", "t4").stdout
+    assert text.splitlines()[0] == planned.json["headline"]
+    assert [line.split()[0] for line in text.splitlines()[1:]] == ["run", "memory", "time", "disk", "rows", "--verbose"]
+    text = surefit("plan", config, "--gpu", "t4", "--verbose").stdout
+    assert text.splitlines()[0] == planned.json["headline"]
     for part in (
-        "Memory by phase",
+        "Peak memory by phase",
         "The fullest moment of a step",
         "A activations",
         "Fits: ",
@@ -38,6 +46,41 @@ def test_a_plan_says_whether_it_fits_and_what_it_leaves_out(surefit: Surefit, co
         "Not counted:",
     ):
         assert part in text, part
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_the_answer_fits_a_terminal(surefit: Surefit, config: Path, monkeypatch, columns: int) -> None:
+    """The longest case: a size for the card, a model that does not fit, and what to change."""
+    from rich.console import Console
+
+    monkeypatch.setattr(Console, "is_terminal", property(lambda console: True))
+    monkeypatch.setattr(Console, "width", property(lambda console: columns))
+    model = ("--set", "model.name_or_path=Qwen/Qwen2.5-7B-Instruct", "--gpu", "12GB")
+    lines = surefit("plan", config, "--quick", *model).stdout.splitlines()
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    assert max(map(len, plain)) <= columns
+    assert plain[0].startswith("Does not fit: needs ")
+    if columns == 80:
+        assert len(plain) <= 12
+    change = " ".join(" ".join(plain).partition("change ")[2].split())
+    assert change.startswith("set model.quantization: nf4; or a 24 GB card (--gpu rtx4090)")
+
+
+@pytest.mark.parametrize("gpu", ["0GB", "12MB", "9999", "rtx4082", "3080"])
+def test_a_card_that_cannot_be_planned_for_is_an_error(surefit: Surefit, config: Path, gpu: str) -> None:
+    refused = surefit("plan", config, "--quick", "--gpu", gpu, "--json")
+    assert (refused.code, refused.json["field"]) == (2, "hardware.gpu")
+    in_file = surefit("check", config, "--set", f"hardware.gpu={gpu}", "--json")
+    assert in_file.code == 1
+    assert "hardware.gpu" in [finding["field"] for finding in in_file.json["findings"]]
+
+
+def test_a_size_can_be_compared_with_cards(surefit: Surefit, config: Path) -> None:
+    answer = surefit("plan", config, "--compare", "12GB,4090", "--price", "4090=0.4", "--json")
+    assert answer.code == 0, answer.text
+    size, card = answer.json["gpus"]
+    assert (size["gpu"], size["verdict"], size["seconds"]) == ("a 12 GB card", "fits", None)
+    assert card["cost"] > 0
 
 
 @pytest.mark.slow
@@ -53,11 +96,12 @@ def test_a_plan_for_several_processes_is_that_of_the_fullest_and_says_what_they_
     assert alone["ranks"] is None
     assert planned.json["left_out"] == alone["left_out"]
 
-    text = surefit("plan", config, "--gpu", "t4", "--gpus", "2", "--plot", "memory.svg").stdout
-    assert "Memory of one of 2 GPUs, by phase" in text
+    text = surefit("plan", config, "--gpu", "t4", "--gpus", "2", "--plot", "memory.svg", "--verbose").stdout
+    assert text.splitlines()[0].partition(",")[0].endswith("on each of 2 GPUs")
+    assert "Peak memory by phase, of one of 2 GPUs" in text
     assert "one of 2 × T4" in Path("memory.svg").read_text(encoding="utf-8")
 
-    on_cpu = surefit("plan", config, "--quick", "--gpus", "2").stdout
+    on_cpu = surefit("plan", config, "--quick", "--gpus", "2", "--verbose").stdout
     assert "Per process of 2 processes, ddp" in " ".join(on_cpu.split())
     assert "GPU" not in on_cpu, "the config asks for a CPU"
 
@@ -65,7 +109,7 @@ def test_a_plan_for_several_processes_is_that_of_the_fullest_and_says_what_they_
 def test_a_quick_plan_needs_no_torch(config: Path) -> None:
     arguments = ["-X", "importtime", "-m", "surefit", "plan", str(config), "--quick", "--gpu", "h100"]
     done = subprocess.run([sys.executable, *arguments], cwd=config.parent, capture_output=True, text=True, check=False)
-    assert "closed form" in done.stdout, done.stderr[-2000:]
+    assert "by the formula" in done.stdout, done.stderr[-2000:]
     assert not [line for line in done.stderr.splitlines() if line.rpartition("|")[2].strip() == "torch"]
 
 

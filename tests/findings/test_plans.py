@@ -86,7 +86,7 @@ def test_packages_on_the_other_machine_are_assumptions(
 
 def test_assumptions_are_in_the_text_of_a_plan(call: Call) -> None:
     call("plan", "--quick")
-    text = CliRunner().invoke(app, ["plan", "run.yaml", "--quick"]).stdout
+    text = CliRunner().invoke(app, ["plan", "run.yaml", "--quick", "--verbose"]).stdout
     assert "liger-kernel" in text.partition("optimizer steps")[0]
 
 
@@ -157,9 +157,16 @@ def test_the_largest_row_is_among_those_that_are_looked_at(call: Call) -> None:
 
 
 def test_rows_that_nobody_has_read_are_not_said_to_have_a_length(call: Call) -> None:
-    """RF2: without a tokenizer on this machine."""
+    """RF2: without a tokenizer on this machine they have at most as many tokens as bytes."""
     _, plan = call("plan", "--quick")
+    _, with_tokenizer = call("plan", "--quick", model="surefit/nano")
+    estimate, exact = plan["estimate"], with_tokenizer["estimate"]
+    assert (estimate["lengths_known"], exact["lengths_known"]) == ("text", "all")
+    assert exact["longest_row"] < estimate["longest_row"] == estimate["length"] < 2048
+    assert estimate["lengths_rows"] == exact["lengths_rows"]
+    _, plan = call("plan", "--quick", "--set", "data.train=someone/rows")
     assert (plan["estimate"]["lengths_known"], plan["estimate"]["length"]) == ("none", 2048)
+    assert (plan["estimate"]["longest_row"], plan["estimate"]["lengths_rows"]) == (None, None)
 
 
 @pytest.mark.slow

@@ -191,7 +191,7 @@ def test_the_command_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert scoring["answers"] == 60
     assert (scoring["answer_tokens_high"], scoring["in_training"]["checkpoints"]) == (16, 3)
     assert scoring["seconds_low"] < scoring["seconds_high"]
-    said = " ".join(CliRunner().invoke(app, ["plan", "run.yaml"]).stdout.split())
+    said = " ".join(CliRunner().invoke(app, ["plan", "run.yaml", "--verbose"]).stdout.split())
     assert "for 60 answers (10 prompts of eval and 10 prompts of old: base, adapter, merged)" in said
     assert "at each of 3 checkpoints" in said
     assert "time of merging and scoring" not in said

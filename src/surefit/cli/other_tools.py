@@ -140,6 +140,7 @@ def build_lint_context(found: ImportedConfig) -> tuple[LintContext, list[str]]:
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.stack import stack_facts
     from surefit.importers.trl import apply_row_columns
+    from surefit.stages.advising import advise_where_too_large
 
     notes = [f"judged by {found.judged_by}"] if found.judged_by else []
     local_hardware = _attempt(lambda: hardware_facts("auto"), notes)
@@ -165,6 +166,7 @@ def build_lint_context(found: ImportedConfig) -> tuple[LintContext, list[str]]:
         environment=environment_facts(),
         stack=found.stack or stack_facts(),
         job=found.job,
+        advice=advise_where_too_large(loaded, resolved, model, hardware),
         problems=(*found.problems, *_row_problems(found, rows), *_column_problems(found)),
     )
     return context, notes

@@ -28,7 +28,9 @@ def plan(
     out: Output,
     config: Target,
     overrides: Overrides = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU (e.g. h100), or for cpu.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="Plan for this GPU: 4090, h100, or its memory, 12GB; or cpu.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Arithmetic only: nothing is simulated.")] = False,
     optimize: Annotated[bool, typer.Option("--optimize", help="Look for the fastest way that fits.")] = False,
     compare: Annotated[str | None, typer.Option(metavar="GPUS", help="On each of these, e.g. t4,l4,h200.")] = None,
@@ -37,8 +39,9 @@ def plan(
     against: Annotated[Path | None, typer.Option(metavar="RUN", help="Beside what this run really took.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the memory as SVG.")] = None,
     gpus: Gpus = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Also each phase, term and assumption.")] = False,
 ) -> int:
-    """Say what the run needs, and whether it fits: memory by phase, time, disk, with what is not counted."""
+    """Say whether the run fits, and what it needs: memory, time, disk; and what to change if it does not."""
     from surefit.cli import plan_search
     from surefit.config.inputs import input_files
     from surefit.core.gc_pause import pause_gc
@@ -65,17 +68,34 @@ def plan(
             return say_plan_deviations(out, run, against)
         if plot is not None:
             picture_file(plot, input_files(run.resolved.config, run.loaded.path))
-        planned = build_run_plan(run, quick=quick, needs_rows=True)
+        planned = build_run_plan(run, quick=quick, needs_rows=True, advise=True)
         if plot is not None:
             _write_plot(out, planned, plot)
-        code = say_plan(out, planned)
+        code = say_plan(out, planned, verbose=verbose)
         sets = repeat_option("--set", overrides or ())  # not --gpu: it plans for a card that may be elsewhere
         out.next_step(["plan", config, *sets, "--optimize"] if code else ["train", config, *sets])
         return code
 
 
-def say_plan(out: Output, planned: dict[str, Any]) -> int:
-    """Print the plan for people; return the exit code."""
+def say_plan(out: Output, planned: dict[str, Any], *, verbose: bool = False) -> int:
+    """Print the answer of a plan, with `verbose` all of the plan; return the exit code."""
+    from surefit.plan.summary import headline, summary_lines
+
+    verdict = headline(planned).partition(":")[0].lower()
+    style = next((style for name, style in VERDICT_STYLE.items() if verdict.startswith(name)), "bold yellow")
+    out.paragraph(headline(planned), style)
+    for label, text in summary_lines(planned):
+        out.paragraph(f"{label:8} {text}", indent=9)
+    if verbose:
+        out.say("")
+        _say_details(out, planned)
+    else:
+        out.paragraph("--verbose shows every phase, term and assumption", "dim")
+    out.result(planned)
+    return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK
+
+
+def _say_details(out: Output, planned: dict[str, Any]) -> None:
     device, estimate = planned["device"], planned["estimate"]
     memory = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "unknown"
     out.paragraph(f"{planned['model']['name']} on {device['name']} ({memory} of memory, {device['source']})", "bold")
@@ -98,8 +118,6 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
         out.paragraph(f"  - {text}", indent=4)
     for text in planned["does_not_fit"]:
         out.paragraph(f"Does not fit: {text}", "bold red", indent=2)
-    out.result(planned)
-    return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK
 
 
 def _say_assumptions(out: Output, assumed: Sequence[dict[str, Any]], device: str) -> None:
@@ -149,9 +167,11 @@ def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
 def _longest(estimate: dict[str, Any]) -> str:
     """Return, in words, the length of the longest row as far as the plan knows it."""
     tokens, longest = f"{estimate['length']:,} tokens", estimate["longest_row"]
-    if longest is not None and longest > estimate["length"]:
+    if longest is not None and longest > estimate["length"] and estimate["lengths_known"] != "text":
         return f"rows of up to {tokens} are trained on, and the longest has {longest:,}"
     match estimate["lengths_known"]:
+        case "text":
+            return f"the longest row has at most {tokens}, by {estimate['lengths']}"
         case "all":
             return f"the longest row has {tokens}"
         case "sample":
@@ -170,7 +190,7 @@ def _say_memory(out: Output, estimate: dict[str, Any], device: dict[str, Any], c
         for phase in estimate["phases"]
     ]
     many = f"{count} {'processes' if cpu else 'GPUs'}"
-    title = "Memory by phase, at its fullest" if count == 1 else f"Memory of one of {many}, by phase"
+    title = "Peak memory by phase" if count == 1 else f"Peak memory by phase, of one of {many}"
     out.table(title, ["phase", "in tensors", f"held from the {'system' if cpu else 'driver'}"], rows)
     peak = estimate["peak"]
     terms = [(term["term"], term["bytes"]) for term in peak["terms"]]

@@ -72,7 +72,7 @@ def run_all_stages(
     planned: dict[str, Any] = {}
 
     def plan() -> int:
-        planned.update(build_run_plan(prepared))
+        planned.update(build_run_plan(prepared, advise=True))
         return say_plan(stage_output, planned)
 
     stages: dict[str, Callable[[], int]] = {
@@ -114,6 +114,7 @@ def _evaluate_stage(out: Output, prepared: CheckedRun, variants: Sequence[str] |
     from surefit.stages.planning import load_run_eval_prompts
 
     prompts = load_run_eval_prompts(prepared)
+    variants = variants or _variants_without_merged(out, prepared)
     if prompts is None or not prompts.nothing_to_score or prepared.resolved.config.evaluate.gate:
         return evaluate_and_show(out, prepared, variants)
     if prepared.resolved.config.data.holds_nothing_out:
@@ -122,6 +123,21 @@ def _evaluate_stage(out: Output, prepared: CheckedRun, variants: Sequence[str] |
         reason = "no held-out row has an answer to compare with; the loss on them was measured in training"
     out.say(f"left out: {reason}")
     return EXIT_OK
+
+
+def _variants_without_merged(out: Output, prepared: CheckedRun) -> Sequence[str] | None:
+    """Return the variants to score where the GPU does not hold the merged model; None for all, as where a gate needs
+    them."""
+    from surefit.facts.generation import merged_weights_too_large
+
+    config, hardware = prepared.resolved.config, prepared.hardware
+    if config.evaluate.gate or not merged_weights_too_large(config, prepared.model, hardware):
+        return None
+    out.paragraph(
+        f"left out: the merged model, whose weights in {config.model.dtype} do not fit {hardware.name}; base and "
+        "adapter are scored in few bits, as they were trained"
+    )
+    return ("base", "adapter")
 
 
 def _is_stage_finished(directory: RunDir, stage: str) -> bool:

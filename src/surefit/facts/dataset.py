@@ -27,6 +27,19 @@ GENERAL = (
 columns of such rows are not trained on."""
 ANSWERING = ("assistant", "gpt", "chatgpt", "model", "function_call")
 """The roles and speakers of an assistant's turns, in all layouts."""
+SMALL_EVALUATION = 10
+"""Held-out rows below which a score says next to nothing."""
+HELD_OUT_SHARES = (0.1, 0.2)
+"""Shares of the rows that are proposed to be held out."""
+
+
+def enough_share(rows: int) -> float | None:
+    """Return the smallest of `HELD_OUT_SHARES` that holds out enough of these rows; None where none does.
+
+    >>> enough_share(2_000), enough_share(60), enough_share(30)
+    (0.1, 0.2, None)
+    """
+    return next((share for share in HELD_OUT_SHARES if round(share * rows) >= SMALL_EVALUATION), None)
 
 
 @dataclass(frozen=True)

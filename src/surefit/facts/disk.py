@@ -14,14 +14,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
 from surefit.config.optimizers import OPTIMIZERS
-from surefit.config.resolve import ResolvedConfig
+from surefit.config.resolve import ResolvedConfig, with_decisions
 from surefit.config.world import count_processes
 from surefit.core import env
-from surefit.core.units import count_text
+from surefit.core.units import bytes_text, count_text
 from surefit.facts.activations import FLOAT32
 from surefit.facts.hardware import HardwareFacts, nearest_existing
 from surefit.facts.memory_formula import (
@@ -171,6 +172,27 @@ def _file_bytes(
         header[name] = {"dtype": _DTYPES[number], "shape": shape, "data_offsets": (start, end)}
     text = len(json.dumps(header, separators=(",", ":")))
     return 8 + -(-text // 8) * 8 + number * elements
+
+
+def disk_advice(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> str:
+    """Return what makes a run fit the disk that it does not: fewer checkpoints, if that is enough, or the space it
+    lacks."""
+    free, limit = hardware.disk_free_bytes or 0, resolved.config.checkpoint.save_total_limit
+    lacking = bytes_text(run_disk_bytes(resolved, model, hardware) - free)
+    more = f"free {lacking} more" if hardware.disk_source != "config" else f"take a disk with {lacking} more"
+    for kept in range((limit or 1) - 1, 0, -1):
+        fewer = with_decisions(resolved.config, {"checkpoint.save_total_limit": kept})
+        if run_disk_bytes(replace(resolved, config=fewer), model, hardware) <= free:
+            return f"set checkpoint.save_total_limit: {kept}, or {more}"
+    return more
+
+
+def run_disk_bytes(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> int:
+    """Return the bytes that a run writes, with the base model's download where that goes to the same disk; 0 where the
+    model's size is not known."""
+    terms = disk_terms(resolved, model)
+    download = download_term(model, hardware, Path(resolved.config.output_dir)) if terms else None
+    return sum(term.bytes for term in terms) + (download.bytes if download else 0)
 
 
 def copies_at_once(resolved: ResolvedConfig) -> int:

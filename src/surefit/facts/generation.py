@@ -131,6 +131,21 @@ def generation_room_bytes(found: GenerationMemory, config: SureFitConfig, hardwa
     return hardware.memory_bytes * (gpus if found.weights > FOR_WEIGHTS * hardware.memory_bytes else 1)
 
 
+def merged_weights_too_large(config: SureFitConfig, model: ModelFacts, hardware: HardwareFacts) -> bool:
+    """Return whether a GPU trains a LoRA over a base in few bits but does not hold the merged model, whose weights are
+    not quantized.
+
+    Args:
+        config: a config without "auto".
+    """
+    quantized = config.model.quantization != "none" and config.train.method == "lora"
+    if not quantized or hardware.kind != "cuda" or hardware.memory_bytes is None or model.parameters is None:
+        return False
+    memory = estimate_generation_memory(config, model, hardware.kind, None, hardware.compute_capability)
+    room = generation_room_bytes(memory, config, hardware) if memory else None
+    return memory is not None and room is not None and memory.weights > room
+
+
 def eval_batch_chooser(model: ModelFacts, hardware: HardwareFacts) -> Callable[[SureFitConfig], int | None]:
     """Return a function (config) → its `evaluate.batch_size`, or the largest below it that surely fits; None where that
     is not known.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from surefit.core.errors import ConfigError
 from surefit.core.units import GIB, MIB, bytes_text
 
+AMD_UNTESTED = "SureFit is for NVIDIA's CUDA: nothing was run on ROCm, this is arithmetic"
 BF16_CAPABILITY = (8, 0)
 """NVIDIA GPUs multiply bfloat16 natively from compute capability 8.0 (Ampere) on:
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities."""
@@ -67,6 +68,14 @@ class GpuSpec:
         return self.compute_capability is None or self.compute_capability >= BF16_CAPABILITY
 
     @property
+    def assumed(self) -> str:
+        """What a plan for this card assumes, in words; empty where its figures are the catalogue's and CUDA's."""
+        if self.rates_source == GENERIC:
+            gib = self.memory_bytes / GIB
+            return f"Ampere or newer (bfloat16); PyTorch sees {gib:.1f} GiB of it"
+        return AMD_UNTESTED if self.compute_capability is None else ""
+
+    @property
     def features(self) -> tuple[str, ...]:
         """Names among bf16, fp8, flash-attention-2 and flash-attention-3 that the architecture supports."""
         supported = {
@@ -102,6 +111,30 @@ def _gpu(
     return GpuSpec(name, architecture, round(gib * GIB), capability, source, bf16, fp16, fp8, tf32, fp32, speed, where)
 
 
+def _geforce(
+    name: str,
+    architecture: str,
+    gib: float,
+    capability: tuple[int, int],
+    source: str,
+    cores: int,
+    boost: int,
+    bandwidth: float,
+) -> GpuSpec:
+    """Return a GeForce card by its CUDA cores and boost clock in MHz: two operations per core and cycle in float32, and
+    in the tensor cores, which accumulate in float32 here, a multiple of that by architecture.
+
+    The white papers' own figures have these ratios: the RTX 2080 Ti's, 3090's, 4090's and 5090's.
+    """
+    fp32 = 2 * cores * boost / 1e6
+    half = _TENSOR_RATIO[architecture] * fp32
+    ampere, fp8 = architecture != "Turing", architecture in FP8_ARCHITECTURES
+    rates = (half if ampere else None, half, 2 * half if fp8 else None, half / 2 if ampere else None, fp32, bandwidth)
+    rounded = tuple(None if rate is None else round(rate, 1) for rate in rates)
+    where = f"{_SPECIFICATIONS}: {cores:,} CUDA cores at {boost:,} MHz; tensor cores by the architecture's ratio"
+    return _gpu(name, architecture, gib, capability, source, rounded, where)  # type: ignore[arg-type]
+
+
 def _mib(count: int) -> float:
     return count * MIB / GIB
 
@@ -118,8 +151,21 @@ _A100 = f"{_NV}Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-w
 _H100 = "NVIDIA data sheet, resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet, halved"
 _HGX = "NVIDIA data sheet of HGX B200 and B300, dense"
 _AMD = "AMD data sheet, amd.com/en/products/accelerators/instinct/"
+_SPECIFICATIONS = "NVIDIA's specifications, nvidia.com/en-us/geforce/graphics-cards"
+_TENSOR_RATIO = {"Turing": 4.0, "Ampere": 2.0, "Ada": 2.0, "Blackwell": 2.0}
+_3070 = f"{_OOM}akshitac8/OW-DETR/issues/46"
+_3060 = f"{_OOM}Kunhao-Liu/StyleGaussian/issues/12"
+_4060 = f"{_OOM}ESRSchao/EdgeRegNet/issues/2 (a laptop)"
+_4060_TI = f"{_OOM}boson-ai/higgs-audio/issues/48"
+_4070_TI = f"{_OOM}OpenLMLab/LOMO/issues/17"
+_LIKE = "taken to be that of the {}: "
+_LIKE_3070, _LIKE_3060 = _LIKE.format("RTX 3070") + _3070, _LIKE.format("RTX 3060") + _3060
+_LIKE_4060, _LIKE_4060_TI = _LIKE.format("RTX 4060") + _4060, _LIKE.format("RTX 4060 Ti") + _4060_TI
+_LIKE_4070_TI = _LIKE.format("RTX 4070 Ti") + _4070_TI
 
 GPUS: dict[str, GpuSpec] = {
+    "p100": _gpu("P100", "Pascal", 16, (6, 0), _SHEET.format(16), (None, 18.7, None, None, 9.3, 732),
+                 "NVIDIA Tesla P100 PCIe data sheet (SXM2: 21.2 in float16)"),
     "t4": _gpu("T4", "Turing", 14.75, (7, 5), f"{_OOM}hpcaitech/Open-Sora/issues/697",
                (None, 65, None, None, 8.1, 320), f"{_NV}Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf"),
     "v100-16": _gpu("V100 16 GB", "Volta", 16, (7, 0), _SHEET.format(16), (None, 125, None, None, 15.7, 900), _V100),
@@ -127,16 +173,55 @@ GPUS: dict[str, GpuSpec] = {
                     (None, 125, None, None, 15.7, 900), _V100),
     "rtx6000-turing": _gpu("Quadro RTX 6000 (Turing)", "Turing", 24, (7, 5), _SHEET.format(24),
                            (None, 130.5, None, None, 16.3, 672), "NVIDIA data sheet of Quadro RTX 6000 and 8000"),
+    "rtx8000-turing": _gpu("Quadro RTX 8000 (Turing)", "Turing", 48, (7, 5), _SHEET.format(48),
+                           (None, 130.5, None, None, 16.3, 672), "NVIDIA data sheet of Quadro RTX 6000 and 8000"),
+    "rtx2060super": _geforce("RTX 2060 Super", "Turing", 7.78, (7, 5), _LIKE_3070, 2176, 1650, 448),
+    "rtx2070": _geforce("RTX 2070", "Turing", 7.78, (7, 5), _LIKE_3070, 2304, 1620, 448),
+    "rtx2070super": _geforce("RTX 2070 Super", "Turing", 7.78, (7, 5), _LIKE_3070, 2560, 1770, 448),
+    "rtx2080": _geforce("RTX 2080", "Turing", 7.78, (7, 5), _LIKE_3070, 2944, 1710, 448),
+    "rtx2080super": _geforce("RTX 2080 Super", "Turing", 7.78, (7, 5), _LIKE_3070, 3072, 1815, 496),
     "rtx2080ti": _gpu("RTX 2080 Ti", "Turing", 10.76, (7, 5), f"{_OOM}JDAI-CV/image-captioning/issues/11",
                       (None, 53.8, None, None, 13.4, 616), f"{_TURING}, reference card"),
+    "titan-rtx": _gpu("TITAN RTX", "Turing", 24, (7, 5), _SHEET.format(24), (None, 130.5, None, None, 16.3, 672),
+                      _TURING),
+    "rtx3060-8": _geforce("RTX 3060 8 GB", "Ampere", 7.78, (8, 6), _LIKE_3070, 3584, 1777, 240),
+    "rtx3060-12": _geforce("RTX 3060 12 GB", "Ampere", 11.75, (8, 6), _3060, 3584, 1777, 360),
+    "rtx3060ti": _geforce("RTX 3060 Ti", "Ampere", 7.78, (8, 6), _LIKE_3070, 4864, 1665, 448),
+    "rtx3070": _geforce("RTX 3070", "Ampere", 7.78, (8, 6), _3070, 5888, 1725, 448),
+    "rtx3070ti": _geforce("RTX 3070 Ti", "Ampere", 7.78, (8, 6), _LIKE_3070, 6144, 1770, 608),
+    "rtx3080-10": _geforce("RTX 3080 10 GB", "Ampere", 9.78, (8, 6), f"{_OOM}zai-org/CogVideo/issues/34",
+                           8704, 1710, 760),
+    "rtx3080-12": _geforce("RTX 3080 12 GB", "Ampere", 11.75, (8, 6), _LIKE_3060, 8960, 1710, 912),
+    "rtx3080ti": _geforce("RTX 3080 Ti", "Ampere", 11.75, (8, 6), _LIKE_3060, 10240, 1665, 912),
     "rtx3090": _gpu("RTX 3090", "Ampere", 23.70, (8, 6), f"{_OOM}Lightning-AI/lit-llama/issues/137",
                     (71, 71, None, 35.6, 35.6, 936), _GA102),
+    "rtx3090ti": _geforce("RTX 3090 Ti", "Ampere", 23.70, (8, 6),
+                          f"{_LIKE.format('RTX 3090')}{_OOM}Lightning-AI/lit-llama/issues/137", 10752, 1860, 1008),
+    "rtx4060": _geforce("RTX 4060", "Ada", 7.75, (8, 9), _4060, 3072, 2460, 272),
+    "rtx4060ti-8": _geforce("RTX 4060 Ti 8 GB", "Ada", 7.75, (8, 9), _LIKE_4060, 4352, 2535, 288),
+    "rtx4060ti-16": _geforce("RTX 4060 Ti 16 GB", "Ada", 15.55, (8, 9), _4060_TI, 4352, 2535, 288),
+    "rtx4070": _geforce("RTX 4070", "Ada", 11.73, (8, 9), _LIKE_4070_TI, 5888, 2475, 504),
+    "rtx4070super": _geforce("RTX 4070 Super", "Ada", 11.73, (8, 9), _LIKE_4070_TI, 7168, 2475, 504),
+    "rtx4070ti": _geforce("RTX 4070 Ti", "Ada", 11.73, (8, 9), _4070_TI, 7680, 2610, 504),
+    "rtx4070tisuper": _geforce("RTX 4070 Ti Super", "Ada", 15.55, (8, 9), _LIKE_4060_TI, 8448, 2610, 672),
+    "rtx4080": _geforce("RTX 4080", "Ada", 15.55, (8, 9), _LIKE_4060_TI, 9728, 2505, 716.8),
+    "rtx4080super": _geforce("RTX 4080 Super", "Ada", 15.55, (8, 9), _LIKE_4060_TI, 10240, 2550, 736),
     "rtx4090": _gpu("RTX 4090", "Ada", 23.65, (8, 9), f"{_OOM}tloen/llama-int8/issues/7",
                     (165.2, 165.2, 330.3, 82.6, 82.6, 1008), _ADA),
+    "rtx5060": _geforce("RTX 5060", "Blackwell", 7.75, (12, 0), _LIKE_4060, 3840, 2497, 448),
+    "rtx5060ti-8": _geforce("RTX 5060 Ti 8 GB", "Blackwell", 7.75, (12, 0), _LIKE_4060, 4608, 2572, 448),
+    "rtx5060ti-16": _geforce("RTX 5060 Ti 16 GB", "Blackwell", 15.55, (12, 0), _LIKE_4060_TI, 4608, 2572, 448),
+    "rtx5070": _geforce("RTX 5070", "Blackwell", 11.73, (12, 0), _LIKE_4070_TI, 6144, 2512, 672),
+    "rtx5070ti": _geforce("RTX 5070 Ti", "Blackwell", 15.55, (12, 0), _LIKE_4060_TI, 8960, 2452, 896),
+    "rtx5080": _geforce("RTX 5080", "Blackwell", 15.55, (12, 0), _LIKE_4060_TI, 10752, 2617, 960),
     "rtx5090": _gpu("RTX 5090", "Blackwell", 31.36, (12, 0), f"{_OOM}TrajectoryCrafter/TrajectoryCrafter/issues/20",
                     (209.5, 209.5, 419, 104.8, 104.8, 1792), "NVIDIA RTX Blackwell GPU architecture white paper"),
+    "rtx-a2000": _gpu("RTX A2000 12 GB", "Ampere", 11.75, (8, 6), _LIKE_3060, (31.9, 31.9, None, None, 8.0, 288),
+                      "NVIDIA data sheet: 63.9 with sparsity"),
     "rtx-a4000": _gpu("RTX A4000", "Ampere", 15.61, (8, 6), f"{_OOM}DengKaiCQ/VGGT-Long/issues/6",
                       (76.7, 76.7, None, None, 19.2, 448), "NVIDIA data sheet: 153.4 with sparsity"),
+    "rtx-a4500": _gpu("RTX A4500", "Ampere", 20, (8, 6), _SHEET.format(20), (94.6, 94.6, None, None, 23.7, 640),
+                      "NVIDIA data sheet: 189.2 with sparsity"),
     "rtx-a5000": _gpu("RTX A5000", "Ampere", _mib(24564), (8, 6), "nvidia-smi total (24,564 MiB), an upper bound",
                       (111.1, 111.1, None, None, 27.8, 768), "NVIDIA data sheet: 222.2 with sparsity"),
     "rtx-a6000": _gpu("RTX A6000", "Ampere", _mib(49140), (8, 6), "nvidia-smi total (49,140 MiB), an upper bound",
@@ -185,8 +270,10 @@ GPUS: dict[str, GpuSpec] = {
                    (1307.4, 1307.4, 2614.9, 653.7, 163.4, 6000), f"{_AMD}mi300/mi325x.html"),
 }  # fmt: skip
 _ALIASES = {
-    "v100": "v100-16", "v10016gb": "v100-16", "v10032gb": "v100-32", "quadrortx6000": "rtx6000-turing",
-    "2080ti": "rtx2080ti", "3090": "rtx3090", "4090": "rtx4090", "5090": "rtx5090", "a4000": "rtx-a4000",
+    "p10016gb": "p100", "v100": "v100-16", "v10016gb": "v100-16", "v10032gb": "v100-32",
+    "quadrortx6000": "rtx6000-turing", "quadrortx8000": "rtx8000-turing", "rtx8000": "rtx8000-turing",
+    "rtx3060": "rtx3060-8", "rtx3080": "rtx3080-10", "rtx4060ti": "rtx4060ti-8", "rtx5060ti": "rtx5060ti-8",
+    "a2000": "rtx-a2000", "rtxa2000": "rtx-a2000", "a4000": "rtx-a4000", "a4500": "rtx-a4500",
     "a5000": "rtx-a5000", "a6000": "rtx-a6000", "6000ada": "rtx6000-ada", "rtx6000adageneration": "rtx6000-ada",
     "rtxpro6000blackwell": "rtx-pro-6000", "rtxpro6000blackwellserveredition": "rtx-pro-6000",
     "rtxpro6000blackwellworkstationedition": "rtx-pro-6000", "a10040gb": "a100-40", "a100": "a100-80",
@@ -194,33 +281,87 @@ _ALIASES = {
     "gh200480gb": "gh200", "mi250": "mi250x",
 }  # fmt: skip
 
-_SIZES = {"a100": ("a100-40", "a100-80"), "v100": ("v100-16", "v100-32")}
+_SIZES = {
+    "a100": ("a100-40", "a100-80"), "v100": ("v100-16", "v100-32"), "rtx3060": ("rtx3060-8", "rtx3060-12"),
+    "rtx3080": ("rtx3080-10", "rtx3080-12"), "rtx4060ti": ("rtx4060ti-8", "rtx4060ti-16"),
+    "rtx5060ti": ("rtx5060ti-8", "rtx5060ti-16"),
+}  # fmt: skip
+"""Cards that exist with different amounts of memory under one name, the smallest first."""
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"nvidia|geforce|tesla|amd|instinct|[^a-z0-9]", "", name.lower())
+    """Return a name without vendor, form factor and punctuation; a GeForce card's begins with rtx.
+
+    >>> _plain("NVIDIA GeForce RTX 3060 Ti"), _plain("4060 Ti 16GB"), _plain("NVIDIA A100-SXM4-80GB")
+    ('rtx3060ti', 'rtx4060ti16gb', 'a100sxm480gb')
+    """
+    plain = re.sub(r"nvidia|geforce|tesla|amd|instinct|[^a-z0-9]", "", name.lower())
+    return f"rtx{plain}" if re.match(r"[2345]0[5-9]0(?!0)", plain) else plain
 
 
 _NAMES = {_plain(spelling): key for key, gpu in GPUS.items() for spelling in (key, gpu.name)} | _ALIASES
+_NAMES |= {f"{plain}gb": key for plain, key in _NAMES.items() if re.search(r"-\d+$", key) and plain == _plain(key)}
 
 
 def spellings() -> list[str]:
     """Return the accepted names of GPUs: the catalogue's names, and short ones, such as 4090."""
-    return [*GPUS, *_NAMES]
+    return [*GPUS, *_NAMES, *(name.removeprefix("rtx") for name in _NAMES if name.startswith("rtx"))]
 
 
-def find_gpu(name: str) -> GpuSpec | None:
-    """Find a GPU in the catalogue, however its name is written: h100, RTX_3090, "NVIDIA A100-SXM4-80GB"."""
+def find_gpu(name: str, memory_bytes: int | None = None) -> GpuSpec | None:
+    """Find a GPU in the catalogue, however its name is written: h100, RTX_3090, 4090, "NVIDIA A100-SXM4-80GB".
+
+    Args:
+        memory_bytes: its memory, which tells cards with the same name apart; without it the smaller one is taken.
+    """
+    if memory_bytes and (sizes := sizes_of(name)):
+        return min((GPUS[key] for key in sizes), key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
     plain = _plain(name)
     # The form factor is ignored unless it has an entry of its own, as the H100's have.
     key = _NAMES.get(plain) or _NAMES.get(re.sub(r"pcie|sxm\d?|hbm\de?", "", plain))
     return GPUS[key] if key else None
 
 
+SEEN_SHARE = 0.97
+"""Share of a card's advertised memory that PyTorch reports: 96.9 to 98.5 % for the consumer cards above whose figure is
+from an out-of-memory message."""
+LEAST_GB, MOST_GB = 1, 1024
+"""Sizes in GB that a card may have."""
+GENERIC = "none: only the size of the card is given"
+_GB = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b|(g))", re.IGNORECASE)
+"""A size with its unit: GB, GiB or G; not 4060 Ti."""
+
+
+def generic_gpu(text: str) -> GpuSpec | None:
+    """Return a card of which only the memory is given, such as 12GB; None where the text is no size.
+
+    Its features are those of Ampere's consumer cards, the first with bfloat16. Its speed is unknown. GB and GiB are the
+    same here, as on a card's box.
+
+    Raises:
+        ConfigError: no card has that much, or that little.
+    """
+    match = _GB.fullmatch(text.strip())
+    if match is None:
+        return None
+    size = float(match[1]) * 1024.0 ** ("kmgt".index((match[2] or match[3]).lower()) - 2)
+    if not LEAST_GB <= size <= MOST_GB:
+        raise ConfigError(
+            f"no GPU has {text.strip()} of memory",
+            code="E2104",
+            field="hardware.gpu",
+            help=f"write the size in GB, {LEAST_GB}GB to {MOST_GB}GB, such as 12GB, or a card's name, such as 4070",
+        )
+    source = f"{SEEN_SHARE:.0%} of {size:g} GB, as PyTorch sees of consumer cards"
+    memory = round(SEEN_SHARE * size * GIB)
+    article = "an" if f"{size:g}".startswith("8") or size in (11, 18) else "a"
+    return GpuSpec(f"{article} {size:g} GB card", "Ampere", memory, (8, 6), source, *[None] * 6, rates_source=GENERIC)
+
+
 def sizes_of(name: str) -> tuple[str, ...]:
     """Return the cards that a name without an amount of memory may mean; () where it means one.
 
-    >>> sizes_of("A100 PCIe"), sizes_of("NVIDIA A100-SXM4-80GB")
-    (('a100-40', 'a100-80'), ())
+    >>> sizes_of("A100 PCIe"), sizes_of("3080"), sizes_of("NVIDIA A100-SXM4-80GB")
+    (('a100-40', 'a100-80'), ('rtx3080-10', 'rtx3080-12'), ())
     """
     return _SIZES.get(re.sub(r"pcie|sxm\d?|hbm\de?", "", _plain(name)), ())

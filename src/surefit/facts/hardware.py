@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
@@ -23,8 +24,8 @@ from surefit.core.errors import ConfigError, did_you_mean
 from surefit.core.units import MIB, bytes_of
 from surefit.facts.gpus import BF16_CAPABILITY as BF16_CAPABILITY
 from surefit.facts.gpus import GPUS as GPUS
+from surefit.facts.gpus import GpuSpec, generic_gpu, sizes_of, spellings
 from surefit.facts.gpus import find_gpu as find_gpu
-from surefit.facts.gpus import sizes_of, spellings
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class HardwareFacts:
         figure: source of `memory_bytes`.
         gpu_count: GPUs that were detected and that `CUDA_VISIBLE_DEVICES` does not hide; 1 for a GPU of the catalogue.
         unused_gpu: a GPU of this machine that the installed, CPU-only PyTorch cannot use.
+        assumed: what is assumed of a GPU of which only the memory is known, or which is not NVIDIA's; else empty.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -58,6 +60,7 @@ class HardwareFacts:
     gpu_count: int = 0
     unused_gpu: str | None = None
     disk_source: Literal["detected", "config", "unknown"] = "detected"
+    assumed: str = ""
 
     @property
     def is_another_machine(self) -> bool:
@@ -69,13 +72,13 @@ def hardware_facts(gpu: str = "auto", directory: Path | None = None, disk: str |
     """Return the device that the config's `hardware.gpu` selects, and the free disk space.
 
     Args:
-        gpu: "auto" (the GPU of this machine if PyTorch can use it, else the CPU), "cpu", or a catalogue name; where
-            this machine has that GPU, the facts are this machine's.
+        gpu: "auto" (the GPU of this machine if PyTorch can use it, else the CPU), "cpu", a catalogue name, or an amount
+            of memory, such as 12GB; where this machine has the named GPU, the facts are this machine's.
         directory: directory that the run will write to; the working directory by default.
         disk: free space of the machine that trains, `hardware.disk`; without it this machine's.
 
     Raises:
-        ConfigError: a name the catalogue does not have.
+        ConfigError: a name the catalogue does not have, or a size that no card has.
     """
     device = _device(gpu, disk_free_bytes(directory or Path.cwd()))
     if disk is not None:
@@ -91,7 +94,10 @@ def _device(gpu: str, disk: int) -> HardwareFacts:
         if not cards or torch_is_cpu_build():
             return _cpu(disk, unused_gpu=cards[0].name if cards else None)
         return _detected_device(cards, disk)
-    matching = [card for card in cards if find_gpu(card.name) == find_gpu(gpu)]
+    if (generic := generic_gpu(gpu)) is not None:
+        return _another_device(generic, disk)
+    wanted = [GPUS[key] for key in sizes_of(gpu)] or [find_gpu(gpu)]
+    matching = [card for card in cards if find_gpu(card.name, card.memory_bytes) in wanted]
     return _detected_device(matching, disk) if matching and not torch_is_cpu_build() else _catalogue_device(gpu, disk)
 
 
@@ -128,11 +134,22 @@ def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
             f"there is no GPU named {gpu!r}{did_you_mean(gpu.lower(), _same_number(gpu))}",
             code="E2068",
             field="hardware.gpu",
-            help=f"auto, cpu, or one of {', '.join(GPUS)}; for a card that is not among them, one with as much memory",
+            help=f"write auto, cpu, {_similar(gpu)}, or the card's memory, such as 12GB; all {len(GPUS)} names: "
+            "docs/reference/gpus.md",
         )
+    return _another_device(card, disk)
+
+
+def _similar(gpu: str) -> str:
+    """Return the catalogue's names that resemble one it does not have, or else names of common cards."""
+    near = [f"{gpu}GB"] if gpu.isdigit() and 1 <= int(gpu) <= 192 else get_close_matches(gpu.lower(), GPUS, 4, 0.6)
+    return ", ".join(near or ["rtx3060-12", "rtx4090", "a100-80", "h100"])
+
+
+def _another_device(card: GpuSpec, disk: int) -> HardwareFacts:
     return HardwareFacts(
         "cuda", card.name, card.memory_bytes, card.multiplies_bf16, cpu_count(), ram_bytes(),
-        disk, "catalogue", card.source, card.compute_capability, 1,
+        disk, "catalogue", card.source, card.compute_capability, 1, assumed=card.assumed,
     )  # fmt: skip
 
 

@@ -34,7 +34,18 @@ _NVLINK = {
     "mi300x": (448, "Infinity Fabric, 7 links of 128 GB/s both ways: AMD MI300X data sheet"),
     "mi325x": (448, "Infinity Fabric, 7 links of 128 GB/s both ways: AMD MI325X data sheet"),
 }
-_PCIE = {"Volta": 3, "Turing": 3, "Ampere": 4, "Ada": 4, "CDNA 2": 4, "Hopper": 5, "Blackwell": 5, "CDNA 3": 5}
+_PCIE = {
+    "Pascal": 3,
+    "Volta": 3,
+    "Turing": 3,
+    "Ampere": 4,
+    "Ada": 4,
+    "CDNA 2": 4,
+    "Hopper": 5,
+    "Blackwell": 5,
+    "CDNA 3": 5,
+}
+_EIGHT_LANES = ("rtx4060", "rtx4060ti-8", "rtx4060ti-16", "rtx5060", "rtx5060ti-8", "rtx5060ti-16")
 _PCIE_RATE = {3: 15.75, 4: 31.5, 5: 63.0}
 """GB/s of 16 lanes in one direction: 8, 16, 32 GT/s with 128 of 130 bits (PCI-SIG)."""
 
@@ -49,4 +60,6 @@ def link_of(name: str) -> Link | None:
         rate, source = _NVLINK[key]
         return Link(rate * 1e9, source)
     generation = _PCIE[gpu.architecture]
-    return Link(_PCIE_RATE[generation] * 1e9, f"PCIe {generation}, 16 lanes: no NVLink between cards is assumed")
+    lanes = 8 if key in _EIGHT_LANES else 16
+    rate = _PCIE_RATE[generation] * lanes / 16
+    return Link(rate * 1e9, f"PCIe {generation}, {lanes} lanes: no NVLink between cards is assumed")

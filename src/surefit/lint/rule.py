@@ -33,6 +33,7 @@ from surefit.facts.dataset import DatasetFacts
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.eval_prompts import EvalPromptFacts
 from surefit.facts.examples import ExampleFacts
+from surefit.facts.fit_advice import FitAdvice
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.job_script import JobScript
 from surefit.facts.model import ModelFacts
@@ -108,6 +109,7 @@ class LintContext:
         columns: the recipe's columns; empty for the general data formats.
         metrics: the names that the recipe's scores can have; empty if the recipe does not list them.
         baselines: the names of the recipe's baselines, which answer without a model.
+        advice: the changes after which the run fits; None where it fits or that was not searched for.
         problems: errors raised while the facts were gathered; they are reported as findings beside all others.
     """
 
@@ -132,6 +134,7 @@ class LintContext:
     columns: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     baselines: tuple[str, ...] = ()
+    advice: FitAdvice | None = None
     problems: tuple[SureFitError, ...] = ()
 
     @property

@@ -25,6 +25,7 @@ from surefit.facts.generation import (
     generation_room_bytes,
     held_by_training,
     largest_fitting_eval_batch,
+    merged_weights_too_large,
 )
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_formula import (
@@ -107,6 +108,7 @@ def build_plan(
             "memory_bytes": hardware.memory_bytes,
             "source": hardware.source,
             "figure": hardware.figure,
+            "assumed": hardware.assumed,
         },
         "assumptions": [asdict(assumption) for assumption in list_assumptions(resolved, hardware)],
         "model": {
@@ -189,6 +191,7 @@ def _estimate(
         "lengths": planner.lengths.source,
         "longest_row": planner.lengths.longest,
         "lengths_known": planner.lengths.known,
+        "lengths_rows": planner.lengths.rows,
         "held_out_length": planner.eval_length(resolved),
         **simulation,
         "low_bytes": needed.low,
@@ -327,7 +330,11 @@ def _generation_entry(
         beside = (
             None if in_training is None or weights is None else in_training.bytes - in_training.weights + weights + kept
         )
-    return asdict(generation) | {"bytes": generation.bytes, "fewer": smaller_batch, "in_training_bytes": beside}
+    return (
+        asdict(generation)
+        | {"bytes": generation.bytes, "fewer": smaller_batch, "in_training_bytes": beside}
+        | {"without_merged": merged_weights_too_large(config, model, hardware)}
+    )
 
 
 def _too_much_memory(

@@ -46,23 +46,26 @@ class ExampleLengths:
         longest: the length that memory is planned for; None: `data.max_length`.
         mean: the length that time is planned for; None: the longest.
         source: the origin of these lengths, in words.
-        known: "all" where `longest` is of all rows, "sample" where it is of some, the largest among them, "none" where
+        known: "all" where `longest` is of all rows, "sample" where it is of some, the largest among them, "text" where
+            it is an upper bound by the text of these, because the tokenizer is not on this machine, "none" where
             nothing is known and rows are assumed to be as long as they may be.
         supervised: the share of all tokens that the loss counts; for time, not for memory.
         shortest: the shortest of the rows that were tokenized; None where it is not known.
         left_out: the share of the rows that is longer than `data.max_length` and left out of training.
         held_out: the longest row of a file of held-out rows; None where they are split from the training rows, or not
             known.
+        rows: the number of rows that were read for these lengths; None where none was.
     """
 
     longest: int | None = None
     mean: float | None = None
-    source: str = "data.max_length: run `surefit audit` first to plan with the lengths of the real rows"
+    source: str = "data.max_length: the rows are not on this machine"
     supervised: float = 1.0
-    known: Literal["all", "sample", "none"] = "none"
+    known: Literal["all", "sample", "text", "none"] = "none"
     shortest: int | None = None
     left_out: float = 0.0
     held_out: int | None = None
+    rows: int | None = None
 
 
 @dataclass

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from surefit import __version__
 from surefit.core.errors import EXIT_ENVIRONMENT, DataError, GateError, SureFitError
 from surefit.core.units import plural
+from surefit.stages.advising import advise_where_too_large
 from surefit.stages.eval_prompts import (
     list_eval_sources,
     load_eval_prompt_facts,
@@ -106,6 +107,7 @@ def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[st
         columns=columns,
         metrics=recipe.metrics if recipe else (),
         baselines=tuple(recipe.baselines) if recipe else (),
+        advice=advise_where_too_large(loaded, found.resolved, found.model, found.hardware, found),
         problems=(*found.problems, *tokenizer_errors, *data_errors, *example_errors, *mix_errors, *eval_errors),
     )
     result = run_rules(context, rules)

@@ -5,25 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, SureFitError
+from surefit.facts.disk import disk_advice
+from surefit.stages.advising import advise_on_plan
 from surefit.stages.run_context import CheckedRun, examples_per_row, load_example_lengths
 
 if TYPE_CHECKING:
     from surefit.facts.eval_prompts import EvalPromptFacts
-    from surefit.plan.planner import ExampleLengths
+    from surefit.plan.planner import ExampleLengths, Planner
 
 
-def build_run_plan(run: CheckedRun, *, quick: bool = False, needs_rows: bool = False) -> dict[str, Any]:
+def build_run_plan(
+    run: CheckedRun, *, quick: bool = False, needs_rows: bool = False, advise: bool = False
+) -> dict[str, Any]:
     """Return the content of plan.json.
 
     Args:
         quick: estimate by arithmetic alone, without a simulation.
         needs_rows: raise if all sampled rows are dropped.
+        advise: search for changes after which it fits, where it may not.
 
     Raises:
         DataError: they are.
     """
     from surefit.plan.build_plan import build_plan
     from surefit.plan.planner import Planner
+    from surefit.plan.summary import headline
 
     examples_per = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
     rows = None if run.row_count is None else round(examples_per * run.row_count)
@@ -32,7 +38,19 @@ def build_run_plan(run: CheckedRun, *, quick: bool = False, needs_rows: bool = F
         load_run_eval_prompts(run),
     )
     planner = Planner(run.model, lengths, stored=True)
-    return build_plan(run.resolved, run.model, run.hardware, rows, quick=quick, planner=planner, scored=prompt_facts)
+    plan = build_plan(run.resolved, run.model, run.hardware, rows, quick=quick, planner=planner, scored=prompt_facts)
+    return plan | {"headline": headline(plan), "advice": _advice(run, planner, plan, quick) if advise else None}
+
+
+def _advice(run: CheckedRun, planner: Planner, plan: dict[str, Any], quick: bool) -> dict[str, Any] | None:
+    """Return what to change where the run does not fit for certain; None where it does."""
+    estimate = plan["estimate"]
+    short_of_disk = next((text for text in plan["does_not_fit"] if text.startswith("disk: ")), None)
+    if estimate is not None and estimate["verdict"] in ("does not fit", "too close to call"):
+        advice = advise_on_plan(run, planner, simulate=not quick)
+        options = [{"kind": option.kind, "changes": dict(option.changes)} for option in advice.options]
+        return {"text": advice.text(), "options": options}
+    return {"text": disk_advice(run.resolved, run.model, run.hardware), "options": []} if short_of_disk else None
 
 
 def require_rows_left(run: CheckedRun) -> ExampleLengths:

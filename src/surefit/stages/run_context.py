@@ -388,7 +388,7 @@ def _training_lengths(run: CheckedRun) -> ExampleLengths:
         stats = run.gathered.prepared.stats
         supervised = stats.supervised_tokens / stats.tokens
         source = "the manifest of the prepared rows"
-        return ExampleLengths(stats.longest, stats.tokens / stats.kept, source, supervised, "all")
+        return ExampleLengths(stats.longest, stats.tokens / stats.kept, source, supervised, "all", rows=stats.kept)
     if run.run.passport.is_file() and run.rows is not None:
         passport = read_json(run.run.passport)
         row_lengths = passport.get("lengths", {}).get("whole", {})
@@ -396,8 +396,9 @@ def _training_lengths(run: CheckedRun) -> ExampleLengths:
             source = "the lengths in passport.json"
             short = _sample_lengths(run) if row_lengths["max"] > run.resolved.config.data.max_length else None
             supervised = passport.get("supervised_share") or 1.0
+            shortest = short.shortest if short else None
             return ExampleLengths(
-                row_lengths["max"], row_lengths["mean"], source, supervised, "all", short.shortest if short else None
+                row_lengths["max"], row_lengths["mean"], source, supervised, "all", shortest, rows=len(run.rows)
             )
     return _sample_lengths(run) or ExampleLengths()
 
@@ -423,8 +424,9 @@ def _longest_held_out(run: CheckedRun) -> int | None:
 
 
 def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
-    """Return the lengths of a sample of each source; None where a source or the tokenizer is not on this machine."""
-    from surefit.data.tokens.lengths import sample_lengths
+    """Return the lengths of a sample of each source, by their text where the tokenizer is not on this machine; None
+    where a source is not."""
+    from surefit.data.tokens.lengths import bound_lengths, sample_lengths
     from surefit.facts.tokenizer import facts_of_tokenizer
     from surefit.plan.planner import ExampleLengths
 
@@ -436,9 +438,9 @@ def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
         tokenizer = facts_of_tokenizer(run.model)
     except SureFitError:  # the check reports this
         return None
-    lengths_by_source = [
-        (sample_lengths(rows, run.recipe, config, tokenizer), passes) for rows, passes in sources if rows
-    ]
+    without = tokenizer is None or tokenizer.file is None
+    measure = bound_lengths if without else partial(sample_lengths, tokenizer=tokenizer)
+    lengths_by_source = [(measure(rows, run.recipe, config), passes) for rows, passes in sources if rows]
     known_lengths = [(lengths, lengths.total * passes) for lengths, passes in lengths_by_source if lengths is not None]
     if not known_lengths or len(known_lengths) < len(sources):
         return None
@@ -453,8 +455,12 @@ def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
     longest = max(lengths.longest for lengths, _ in known_lengths)
     shortest_lengths = [lengths.shortest for lengths, _ in known_lengths if lengths.shortest is not None]
     shortest = min(shortest_lengths) if len(shortest_lengths) == len(known_lengths) else None
-    coverage: Literal["all", "sample"] = "all" if sampled_rows >= total else "sample"
-    return ExampleLengths(longest, mean, source, known=coverage, shortest=shortest, left_out=left_out)
+    coverage: Literal["all", "sample", "text"] = "all" if sampled_rows >= total else "sample"
+    if without:
+        coverage, source = "text", f"the text of {source}: the tokenizer is not on this machine"
+    return ExampleLengths(
+        longest, mean, source, known=coverage, shortest=shortest, left_out=left_out, rows=sampled_rows
+    )
 
 
 def load_held_out_examples(run: CheckedRun) -> Examples:

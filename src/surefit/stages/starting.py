@@ -1,6 +1,6 @@
 """A short config for somebody's own rows: every value is chosen from the rows, the model and the card, with its reason.
 
-Memory is judged by the formula alone, in a second; `surefit plan` confirms it by simulation.
+Memory is judged by the formula, in a second; where that leaves less than a tenth of the card, by simulation.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from surefit.config.schema import SureFitConfig
 from surefit.config.starter import commented_yaml
 from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import bytes_text, plural, shell_quote
+from surefit.facts.fit_advice import PROPOSED_MODELS
 
 if TYPE_CHECKING:
+    from surefit.config.resolve import ResolvedConfig
     from surefit.data.read.load import Rows
     from surefit.data.rows.layouts import Examples
     from surefit.data.tokens.lengths import SampledLengths
@@ -40,21 +42,12 @@ CHARACTERS_PER_TOKEN = 3.0
 """Where the tokenizer is not on this machine: English has about four characters per token, code and other languages
 fewer."""
 NANO_PARAMETERS, LARGE_PARAMETERS = 20e6, 30e9
-MODELS = (
-    ("Qwen/Qwen3-32B", "32.8B", "Apache-2.0"),
-    ("Qwen/Qwen3-14B", "14.8B", "Apache-2.0"),
-    ("Qwen/Qwen2.5-7B-Instruct", "7.6B", "Apache-2.0"),
-    ("Qwen/Qwen3-4B-Instruct-2507", "4.0B", "Apache-2.0"),
-    ("Qwen/Qwen3-0.6B", "0.6B", "Apache-2.0"),
-    ("Qwen/Qwen2.5-0.5B-Instruct", "0.5B", "Apache-2.0"),
-)
-"""Models that are proposed where none is named, the largest first, with parameters and license; all of them are in the
-catalogue and need no permission."""
 PROPOSED = 3
 
 
 ROOMY = 0.9
-"""Share of the card's memory within which a model is proposed before larger ones."""
+"""Share of the card's memory within which the formula is trusted; beyond it a config is simulated, and a model is not
+proposed."""
 
 
 class FoundRows(NamedTuple):
@@ -95,15 +88,15 @@ class StartingConfig:
     Attributes:
         lines: the settings, in the order of the file.
         seen: what was found, a sentence each: rows, model and card, training.
-        verdict: "fits" by the formula; "unknown" where it knows no size.
-        memory_share: upper end of the estimate, as a share of the card's memory; 0 where it is not estimated.
+        verdict: "fits" by the formula or by simulation; "unknown" where the formula knows no size.
+        roomy: whether it would fit `ROOMY` of the card's memory, by the formula.
         proposals: models that fit the card, where none was named: (id, parameters, license).
     """
 
     lines: Sequence[Line]
     seen: Sequence[str]
     verdict: Verdict
-    memory_share: float = 0.0
+    roomy: bool = False
     proposals: Sequence[tuple[str, str, str]] = field(default_factory=tuple)
 
     @property
@@ -155,7 +148,7 @@ def build_starting_config(
     _require_enough(found)
     hardware = hardware_facts(gpu)
     if model is None and hardware.kind == "cpu":
-        model = MODELS[-1][0]
+        model = PROPOSED_MODELS[-1][0]
     draft = _draft(found, model, hardware, gpu) if model is not None else None
     if draft is not None and draft.verdict in ("fits", "unknown"):
         return draft
@@ -174,10 +167,14 @@ def build_starting_config(
 
 
 def _fitting(found: FoundRows, hardware: HardwareFacts, gpu: str) -> list[tuple[tuple[str, str, str], StartingConfig]]:
-    """Return the proposed models that fit, each with its config: those that leave room first, the largest first."""
-    drafts = [(proposal, _draft(found, proposal[0], hardware, gpu)) for proposal in MODELS]
-    fitting = [(proposal, draft) for proposal, draft in drafts if draft.verdict == "fits"]
-    return sorted(fitting, key=lambda choice: choice[1].memory_share > ROOMY)
+    """Return the proposed models that fit and leave room, the largest first, each with its config; where none leaves
+    room, those that fit by simulation."""
+    drafts = [(proposal, _draft(found, proposal[0], hardware, gpu, confirm=False)) for proposal in PROPOSED_MODELS]
+    roomy = [(proposal, draft) for proposal, draft in drafts if draft.verdict == "fits" and draft.roomy]
+    if roomy or hardware.kind == "cpu":
+        return roomy
+    confirmed = [(proposal, _draft(found, proposal[0], hardware, gpu)) for proposal, _ in drafts]
+    return [(proposal, draft) for proposal, draft in confirmed if draft.verdict == "fits"]
 
 
 def describe_rows(source: str) -> str:
@@ -281,7 +278,12 @@ def _values(found: FoundRows, model: str) -> dict[str, Any]:
     return {"recipe": found.recipe, "model": {"name_or_path": model}, "data": data, "output_dir": "runs/rows"}
 
 
-def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str) -> StartingConfig:
+def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str, *, confirm: bool = True) -> StartingConfig:
+    """Return a config for a model, which may not fit.
+
+    Args:
+        confirm: simulate where the formula leaves little room.
+    """
     from surefit.facts.model import model_facts
 
     facts = model_facts(model)
@@ -312,42 +314,83 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str) -> S
         *([Line("hardware.gpu", gpu, hardware.name)] if gpu != "auto" else ()),
         Line("output_dir", f"runs/{name}", "checkpoints, adapter, merged model and report"),
     ]  # fmt: skip
-    lines, verdict, estimate = _choose_quantization(before, after, facts, hardware, total)
+    lines, fit = _choose_quantization(before, after, facts, hardware, total, confirm)
     seen = [
         f"{found.rows.source}: {found.row_count} rows, {found.layout}; {length_why}"
         + (f"; not read: {', '.join(found.unread)}" if found.unread else ""),
-        f"{model}: {_size_text(facts)}; {_fit_text(verdict, estimate, hardware)}",
+        f"{model}: {_size_text(facts)}; {_fit_text(fit, hardware)}",
         f"{plural(epochs, 'epoch')} of {kept:,} rows in batches of {batch}: {steps:,} steps; {held_out:,} held out",
     ]
-    share_of_memory = estimate.high / hardware.memory_bytes if estimate and hardware.memory_bytes else 0.0
-    return StartingConfig(lines, seen, verdict, share_of_memory)
+    return StartingConfig(lines, seen, fit.verdict, fit.roomy)
+
+
+class Fit(NamedTuple):
+    """What is known of a config's memory: the verdict, the estimate it is from, and whether there is room to spare."""
+
+    verdict: Verdict
+    estimate: MemoryEstimate | None = None
+    roomy: bool = False
 
 
 def _choose_quantization(
-    before: list[Line], after: list[Line], facts: ModelFacts, hardware: HardwareFacts, rows: int
-) -> tuple[list[Line], Verdict, MemoryEstimate | None]:
-    """Return the lines with the first quantization that fits by the formula, its verdict and its estimate."""
+    before: list[Line], after: list[Line], facts: ModelFacts, hardware: HardwareFacts, rows: int, confirm: bool
+) -> tuple[list[Line], Fit]:
+    """Return the lines with the first quantization that fits, and how well."""
     lines = [*before, *after]
-    verdict, estimate = _judge(lines, facts, hardware, rows)
-    if verdict in ("fits", "unknown") or facts.quantization is not None:
-        return lines, verdict, estimate
-    reason = f"the base in 4 bits: in 16 it {'may not' if verdict == 'too close to call' else 'does not'} fit"
+    fit = _judge(lines, facts, hardware, rows, confirm)
+    if fit.verdict in ("fits", "unknown") or facts.quantization is not None:
+        return lines, fit
+    reason = f"the base in 4 bits: in 16 it {'may not' if fit.verdict == 'too close to call' else 'does not'} fit"
     lines = [*before, Line("model.quantization", "nf4", reason), *after]
-    return lines, *_judge(lines, facts, hardware, rows)
+    return lines, _judge(lines, facts, hardware, rows, confirm, last=True)
 
 
 def _judge(
-    lines: Sequence[Line], facts: ModelFacts, hardware: HardwareFacts, rows: int
-) -> tuple[Verdict, MemoryEstimate | None]:
-    """Return what the formula says about the memory of a config on a GPU."""
+    lines: Sequence[Line], facts: ModelFacts, hardware: HardwareFacts, rows: int, confirm: bool, last: bool = False
+) -> Fit:
+    """Return whether a config fits a GPU: by the formula or, where little room is left, by simulation.
+
+    Args:
+        confirm: simulate at all.
+        last: simulate also where the formula cannot tell, since nothing that needs less will be tried.
+    """
+    if hardware.kind != "cuda" or hardware.memory_bytes is None:
+        return Fit("unknown")
+    fit = _judge_by_formula(lines, facts, hardware, rows)
+    if fit.verdict == "fits":
+        tight = replace(hardware, memory_bytes=int(ROOMY * hardware.memory_bytes))
+        fit = fit._replace(roomy=_judge_by_formula(lines, facts, tight, rows).verdict == "fits")
+    if confirm and not fit.roomy and (fit.verdict == "fits" or (last and fit.verdict == "too close to call")):
+        return _judge_by_simulation(lines, facts, hardware, rows) or fit
+    return fit
+
+
+def _resolve(lines: Sequence[Line], facts: ModelFacts, hardware: HardwareFacts, rows: int) -> ResolvedConfig:
     from surefit.config.load import load_text
     from surefit.config.resolve import resolve_config
-    from surefit.plan.memory_interval import closed_form_estimate, closed_form_upper_bound, judge_fit
+    from surefit.plan.memory_interval import closed_form_upper_bound
 
     loaded = load_text(StartingConfig(lines, (), "unknown").text, Path("init"))
-    resolved = resolve_config(loaded, facts, hardware, rows, needed=closed_form_upper_bound(facts, hardware))
-    estimate = closed_form_estimate(resolved, facts, hardware) if hardware.kind == "cuda" else None
-    return (judge_fit(estimate, hardware.memory_bytes), estimate) if estimate else ("unknown", None)
+    return resolve_config(loaded, facts, hardware, rows, needed=closed_form_upper_bound(facts, hardware))
+
+
+def _judge_by_formula(lines: Sequence[Line], facts: ModelFacts, hardware: HardwareFacts, rows: int) -> Fit:
+    from surefit.plan.memory_interval import closed_form_estimate, judge_fit
+
+    estimate = closed_form_estimate(_resolve(lines, facts, hardware, rows), facts, hardware)
+    return Fit(judge_fit(estimate, hardware.memory_bytes), estimate) if estimate else Fit("unknown")
+
+
+def _judge_by_simulation(lines: Sequence[Line], facts: ModelFacts, hardware: HardwareFacts, rows: int) -> Fit | None:
+    """Return what a simulation says, which takes seconds; None where the model's code does not run without data."""
+    from surefit.plan.memory_interval import judge_fit
+    from surefit.plan.planner import Planner
+
+    try:
+        estimate = Planner(facts, stored=True).simulated(_resolve(lines, facts, hardware, rows), hardware)
+    except Exception:  # a model's own code may do anything with tensors that hold no data
+        return None
+    return Fit(judge_fit(estimate, hardware.memory_bytes), estimate)
 
 
 def _choose_length(found: FoundRows, facts: ModelFacts) -> tuple[int, str]:
@@ -388,12 +431,13 @@ def _size_text(facts: ModelFacts) -> str:
     return f"{millions / 1e3:.1f}B parameters" if millions >= 1e3 else f"{millions:,.1f}M parameters"
 
 
-def _fit_text(verdict: Verdict, estimate: MemoryEstimate | None, hardware: HardwareFacts) -> str:
-    if estimate is None or hardware.memory_bytes is None:
+def _fit_text(fit: Fit, hardware: HardwareFacts) -> str:
+    if fit.estimate is None or hardware.memory_bytes is None:
         return f"on {hardware.name}; `surefit plan` simulates the memory"
-    words = "may not fit" if verdict == "too close to call" else verdict
-    needed, capacity = bytes_text(estimate.high), bytes_text(hardware.memory_bytes)
-    return f"{words} on {hardware.name}: up to {needed} of {capacity} by the formula"
+    words = "may not fit" if fit.verdict == "too close to call" else fit.verdict
+    needed, capacity = bytes_text(fit.estimate.high), bytes_text(hardware.memory_bytes)
+    how = "the formula" if fit.estimate.how == "closed form" else "simulation"
+    return f"{words} on {hardware.name}: up to {needed} of {capacity} by {how}"
 
 
 def next_command(path: Path) -> str:

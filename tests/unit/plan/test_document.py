@@ -45,7 +45,7 @@ def test_the_shape_of_plan_json(plan) -> None:
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     assert made["device"] == {
         "name": "H100 80 GB", "kind": "cuda", "memory_bytes": round(79.11 * GIB), "source": "catalogue",
-        "figure": made["device"]["figure"],
+        "figure": made["device"]["figure"], "assumed": "",
     }  # fmt: skip
     assert (made["model"]["parameters"], made["model"]["architecture"]) == (3_212_749_824, "LlamaForCausalLM")
     assert made["steps"]["total_steps"] == 919

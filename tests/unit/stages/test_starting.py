@@ -109,12 +109,44 @@ def test_a_model_that_does_not_fit_is_an_error_that_names_those_that_do(tmp_path
     assert {build_starting_config(source, name, gpu).verdict for name in proposed} == {"fits"}
 
 
+@pytest.mark.parametrize(("gpu", "proposed"), [("12GB", "Qwen/Qwen2.5-7B-Instruct"), ("24GB", "Qwen/Qwen3-14B")])
+def test_a_size_is_enough_and_the_largest_model_with_room_is_proposed(tmp_path, gpu, proposed):
+    draft = build_starting_config(write(tmp_path / "rows.jsonl", LAYOUTS["messages"]), None, gpu)
+    assert draft.values["hardware.gpu"] == gpu
+    assert draft.values["model.name_or_path"] == proposed
+    assert draft.values["model.quantization"] == "nf4"
+    assert (draft.verdict, draft.roomy) == ("fits", True)
+
+
+def test_a_tight_config_is_simulated(tmp_path, monkeypatch):
+    source = write(tmp_path / "rows.jsonl", LAYOUTS["messages"])
+    asked = []
+
+    def simulated(planner, resolved, hardware):
+        asked.append(resolved.config.model.quantization)
+        return closed_form_estimate(resolved, planner.model, hardware_facts("8GB"))  # whatever it says
+
+    monkeypatch.setattr("surefit.plan.planner.Planner.simulated", simulated)
+    build_starting_config(source, "Qwen/Qwen2.5-7B-Instruct", "24GB")
+    assert asked == [], "there is room"
+    draft = build_starting_config(source, "Qwen/Qwen3-32B", "24GB")
+    assert asked == ["nf4"]
+    assert not draft.roomy
+
+
+@pytest.mark.parametrize("gpu", ["0GB", "12MB", "9999"])
+def test_a_card_that_does_not_exist_is_an_error(tmp_path, gpu):
+    with pytest.raises(ConfigError) as raised:
+        build_starting_config(write(tmp_path / "rows.jsonl", LAYOUTS["messages"]), None, gpu)
+    assert raised.value.field == "hardware.gpu"
+
+
 def test_without_a_model_the_largest_with_room_is_written_and_others_are_named(tmp_path):
     source = write(tmp_path / "rows.jsonl", LAYOUTS["messages"])
     proposed: dict[str, StartingConfig] = {gpu: build_starting_config(source, None, gpu) for gpu in ("t4", "h100")}
     for draft in proposed.values():
         assert draft.verdict == "fits"
-        assert draft.memory_share <= 0.9
+        assert draft.roomy
         assert draft.proposals[0][0] == draft.values["model.name_or_path"]
         assert 2 <= len(draft.proposals) <= 3
     sizes = [float(draft.proposals[0][1].rstrip("B")) for draft in proposed.values()]

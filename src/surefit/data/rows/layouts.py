@@ -32,6 +32,7 @@ from surefit.data.rows.messages import (
 from surefit.data.rows.other_layouts import suggest_layout
 from surefit.data.rows.reasoning import apply_reasoning_mode
 from surefit.data.tokens.pretokenized import example_from_tokens
+from surefit.facts.dataset import enough_share
 from surefit.task import Example, Message, Row, TaskRecipe, task_of
 
 if TYPE_CHECKING:
@@ -699,7 +700,8 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
     train = examples.subset([i for i, position in enumerate(positions) if position >= share])
     held_out = examples.subset([i for i, position in enumerate(positions) if position < share])
     if not held_out:
-        enough = (math.floor(min(positions) * 1000) + 1) / 1000
+        least = (math.floor(min(positions) * 1000) + 1) / 1000
+        enough = max(least, enough_share(len(examples)) or least)
         raise DataError(
             f"{share:g} of {len(examples)} examples holds out none",
             code="E4027",

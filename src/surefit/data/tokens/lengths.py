@@ -6,6 +6,7 @@ The light tokenizer and the chat template of `check` are used, so nothing heavy 
 from __future__ import annotations
 
 import heapq
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from surefit.core.errors import DataError, SureFitError
 from surefit.core.sampling import evenly_spaced_indices
 from surefit.data.read.readers import count_characters
-from surefit.data.rows.eval_prompts import count_text_tokens
+from surefit.data.rows.eval_prompts import USUAL_BYTES, count_text_tokens
 from surefit.data.rows.layouts import to_examples
 from surefit.data.rows.reasoning import apply_reasoning_mode
 from surefit.data.rows.rendered_turns import Segments
@@ -39,6 +40,8 @@ SIZED = 100_000
 TURNS, FEW_TURNS = 10_000, 20
 """Rendered turns of the conversations that are cut into token examples, each counted every time; and of a conversation
 that is always cut."""
+PER_TURN, PER_EXAMPLE = 8, 64
+"""Tokens that a chat template adds at most: around a turn; and once, such as a system prompt of its own."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,39 @@ def sample_lengths(
     mean = sum(measured) / len(measured)
     too_long = sum(length > config.data.max_length for length in measured) / len(measured)
     return SampledLengths(max(all_lengths), shortest, mean, too_long, len({*spread, *extremes}), rows.total)
+
+
+def bound_lengths(rows: Rows, recipe: TaskRecipe, config: SureFitConfig) -> SampledLengths | None:
+    """Bound the tokens of the same rows by their text, for a model whose tokenizer is not on this machine; None where
+    they cannot be converted.
+
+    `longest` is an upper bound, since no tokenizer makes more tokens of a text than it has bytes; `mean` assumes the
+    usual number of bytes per token.
+    """
+    if not len(rows):
+        return None
+    extremes, spread = _ends(rows, recipe, config.data.format), evenly_spaced_indices(len(rows), OTHERS)
+    try:
+        extreme_examples = _examples(rows.chosen(extremes), recipe, config.data)
+        other_examples = _examples(rows.chosen(spread), recipe, config.data)
+    except SureFitError:
+        return None
+    if not other_examples:
+        return None
+    longest = max(_bound(example)[0] for example in (*extreme_examples, *other_examples))
+    means = [_bound(example)[1] for example in other_examples]
+    mean = sum(means) / len(means)
+    return SampledLengths(longest, None, mean, 0.0, len({*spread, *extremes}), rows.total)
+
+
+def _bound(example: Example) -> tuple[int, float]:
+    """Return the most tokens that an example can have, and those that it probably has."""
+    if example.tokens:
+        return len(example.tokens[0]), len(example.tokens[0])
+    tools = len(json.dumps(example.tools, ensure_ascii=False).encode()) if example.tools else 0
+    size = len(example_text(example, None).encode()) + tools
+    added = PER_TURN * len(example.messages) + PER_EXAMPLE if example.text is None else 2
+    return size + added, size / USUAL_BYTES + added / 2
 
 
 def _ends(rows: Rows, recipe: TaskRecipe, fmt: str) -> list[int]:

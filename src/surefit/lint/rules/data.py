@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from surefit.config.schema import SureFitConfig
 from surefit.core.errors import DataError, SureFitError, did_you_mean
 from surefit.core.units import plural
-from surefit.facts.dataset import DatasetFacts
+from surefit.facts.dataset import SMALL_EVALUATION as SMALL_EVALUATION
+from surefit.facts.dataset import DatasetFacts, enough_share
 from surefit.facts.examples import ENOUGH, ExampleFacts
 from surefit.lint.rule import Finding, LintContext, rule
 
 FEW = 20
 """Number of sampled rows below which the whole data set is not judged."""
 DUPLICATE_SHARE = 0.2
-SMALL_EVALUATION = 10
 
 
 @rule("DAT001", "data-unusable", severity="error", suppressible=False)
@@ -229,14 +229,13 @@ def held_out_too_small(context: LintContext, config: SureFitConfig) -> Iterator[
         return  # the share is SureFit's default, and not part of another tool's run
     rows = context.dataset.divided if context.dataset else None
     if share and rows and round(share * rows) < SMALL_EVALUATION:
-        larger_share = min(0.2, 50 / rows)
-        share_suffices = larger_share * rows >= SMALL_EVALUATION
         yield Finding(
             field="data.eval",
             message=f"{share:g} of {rows} rows holds out about {round(share * rows)}: too few for a meaningful score",
-            help=f"{f'hold out more, such as {larger_share:.2g}' if share_suffices else 'collect more rows'}, "
-            "or name a file of rows in data.eval",
+            help=_hold_out_more(rows, context.is_foreign),
         )
+    share_of_training = enough_share(rows) if rows and not context.is_foreign else None
+    instead = f", or hold out a share of the training rows, data.eval: {share_of_training}" if share_of_training else ""
     for prompt_set in context.scored.sets if context.scored else ():
         too_few = (
             prompt_set.prompts is not None
@@ -247,9 +246,22 @@ def held_out_too_small(context: LintContext, config: SureFitConfig) -> Iterator[
             yield Finding(
                 field="data.eval" if prompt_set.name == "eval" else f"evaluate.extra_sets.{prompt_set.name}",
                 message=f"{plural(prompt_set.prompts or 0, 'row')} to score: too few for a meaningful score",
-                help="name a file with a few hundred rows"
-                + (", or a share of the training rows, such as 0.1" if prompt_set.name == "eval" else ""),
+                help=f"name a file with a few hundred rows{instead if prompt_set.name == 'eval' else ''}",
             )
+
+
+def _hold_out_more(rows: int, foreign: bool) -> str:
+    """Return advice on held-out rows: a share that most data sets use, or where that is too little, another file."""
+    share = enough_share(rows)
+    if share is not None:
+        how = f"hold out {share:g} of the rows" if foreign else f"set data.eval: {share:g}"
+        return f"{how}, which is about {round(share * rows)}, or write rows to hold out into a separate file"
+    needed = next(n for n in range(rows, 100 * SMALL_EVALUATION) if enough_share(n) is not None)
+    separate = "" if foreign else ", and name it in data.eval"
+    return (
+        f"no share of {rows} rows is enough: collect {needed} or more, or write {SMALL_EVALUATION} more rows or "
+        f"more into a separate file{separate}"
+    )
 
 
 @rule("DAT010", "one-prompt", severity="error")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from surefit.config.resolve import ResolvedConfig
 from surefit.core.units import bytes_text
-from surefit.facts.disk import disk_terms, download_term
+from surefit.facts.disk import disk_advice, disk_terms, download_term
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.lint.rule import Finding, rule
@@ -54,10 +54,10 @@ def run_does_not_fit_the_disk(
         )
         return
     where = "by hardware.disk" if from_config else f"at {resolved.config.output_dir}"
-    advice = "rent a larger disk" if from_config else "choose an output_dir on a larger disk"
     yield Finding(
         field="hardware.disk" if from_config else "checkpoint.save_total_limit",
         message=f"the run will write {bytes_text(needed_bytes)}, but only {bytes_text(free_bytes)} are free {where}",
-        help=f"lower checkpoint.save_total_limit, or {advice}",
+        help=disk_advice(resolved, model, hardware)
+        + ("" if from_config else ", or choose an output_dir on a larger disk"),
         evidence="; ".join(f"{term.term} {bytes_text(term.bytes)}" for term in terms),
     )

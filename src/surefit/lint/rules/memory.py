@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from surefit.config.capabilities import BITSANDBYTES
-from surefit.config.oom_ladder import as_arguments, lowest_rung
 from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import SureFitConfig
 from surefit.config.world import count_processes, parallel_candidates, with_parallel_settings
-from surefit.core.units import bytes_text, plural
+from surefit.core.units import bytes_text
 from surefit.facts.eval_prompts import EvalPromptFacts
+from surefit.facts.fit_advice import CARDS
 from surefit.facts.generation import (
+    FOR_WEIGHTS,
     estimate_generation_memory,
     generation_room_bytes,
     held_by_training,
     largest_fitting_eval_batch,
 )
-from surefit.facts.hardware import HardwareFacts
+from surefit.facts.hardware import GPUS, HardwareFacts
 from surefit.facts.memory_formula import MOMENTS, MemoryTerm, fullest_moment_bytes
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import ConfigFix, Finding, rule
+from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
 from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE
 
 PER_ROW = ("gather", "loss", "backward")
 """Moments of a step whose memory grows with the length of the rows."""
-NF4_BYTES = 0.55
-"""Bytes per parameter of 4-bit storage, its scales and the layers that are not quantized included."""
 ROOM = 0.9
 """Share of the memory that suggested settings may fill by `fullest_moment_bytes`, which is a lower bound."""
+CHUNK = 2048
+"""Proposed `evaluate.prefill_chunk`."""
+MOST_CARDS = 8
+"""Most cards of one machine that are proposed."""
 SMALL_SHARE = 0.05
 """Share of the weights' memory below which making an optimizer's moments smaller is not worthwhile."""
 
 
 @rule("MEM001", "does-not-fit", severity="error")
-def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
+def does_not_fit(
+    context: LintContext, resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts
+) -> Iterator[Finding]:
     """Weights, gradients and optimizer state alone exceed the memory.
 
     ## What it does
@@ -52,7 +58,8 @@ def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Hardware
     Full training of Llama-3.1-8B in bfloat16 takes 8.03e9 × (2 + 2 + 8 + 4 + 4) bytes = 149.6 GiB, on a GPU with 79.
 
     ## Fix
-    Train with LoRA, or use a smaller model or a larger GPU.
+    Make one of the changes that the finding names: settings, a larger card, more of them, or a smaller model. Each was
+    tried, and fits by the formula.
 
     ## Evidence
     The runs of all five published reports on fine-tuning ran out of memory unexpectedly.
@@ -62,24 +69,25 @@ def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Hardware
         [term for term in memory_terms(resolved, model, hardware.compute_capability) if term.moment not in PER_ROW],
         hardware,
         "train.method" if full else "model.name_or_path",
-        _way_to_fit(resolved.config, model, hardware) if full else "use a smaller model or a larger GPU",
+        _advice(context),
     )
 
 
-def _way_to_fit(config: SureFitConfig, model: ModelFacts, hardware: HardwareFacts) -> str:
-    """Return what fits in place of training all weights: LoRA, if the frozen weights fit, in 4 bits if need be."""
-    parameters, memory = model.parameters, hardware.memory_bytes
-    if parameters is None or memory is None:
-        return "set train.method: lora"
-    if parameters * DTYPE_BYTES.get(str(config.model.dtype), 2) < ROOM * memory:
-        return "set train.method: lora"
-    if parameters * NF4_BYTES < ROOM * memory and hardware.kind == "cuda":
-        return "set train.method: lora and model.quantization: nf4"
-    return "use a smaller model or a larger GPU: not even LoRA over 4-bit weights fits"
+def _fixed_bytes(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> int:
+    """Return the bytes of an optimizer step that do not depend on the data."""
+    terms = memory_terms(resolved, model, hardware.compute_capability)
+    return fullest_moment_bytes([term for term in terms if term.moment not in PER_ROW])
+
+
+def _advice(context: LintContext) -> str:
+    """Return what makes the run fit, where it was searched for; in another tool's file no key is named."""
+    return context.advice.text(not context.is_foreign) if context.advice else "use a smaller model or a larger GPU"
 
 
 @rule("MEM002", "logits-do-not-fit", severity="warning")
-def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
+def logits_do_not_fit(
+    context: LintContext, resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts
+) -> Iterator[Finding]:
     """The logits and activations of full-length rows do not fit in memory.
 
     ## What it does
@@ -95,25 +103,20 @@ def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Har
     One row of 262,144 tokens and a vocabulary of 151,936, with `chunked_loss: false`: 445 GiB for the loss alone.
 
     ## Fix
-    Lower `max_length` to the length of the rows, or lower `per_device_train_batch_size`; or recompute the activations
-    (`gradient_checkpointing`); or split the tokens of each example across several devices (`parallel.mode: cp`; if all
-    weights are trained, fsdp with `parallel.cp`).
+    Make one of the changes that the finding names, each of which was tried; or split the tokens of each example across
+    several devices (`parallel.mode: cp`; if all weights are trained, fsdp with `parallel.cp`).
 
     ## Evidence
     A published plan for training Qwen3-4B on 262,144 tokens counted 59 GB per GPU and left the logits out, which are
     80 GB in bfloat16.
     """
     terms = memory_terms(resolved, model, hardware.compute_capability)
-    fixed_terms = [term for term in terms if term.moment not in PER_ROW]
-    if hardware.memory_bytes is not None and fullest_moment_bytes(fixed_terms) <= hardware.memory_bytes:
-        rung = lowest_rung(resolved.config, hardware.kind)
+    if hardware.memory_bytes is not None and _fixed_bytes(resolved, model, hardware) <= hardware.memory_bytes:
         yield from _too_large(
             terms,
             hardware,
             "data.max_length",
-            f"lower data.max_length from {resolved.config.data.max_length:,} to the length of the rows"
-            + (f", or save memory with {as_arguments(rung)}" if rung else "")
-            + _suggest_context_parallel(resolved, model, hardware),
+            _advice(context) + ("" if context.is_foreign else _suggest_context_parallel(resolved, model, hardware)),
         )
 
 
@@ -283,8 +286,8 @@ def scoring_may_not_fit(
     when it generated in the training loop. Evaluation, unlike training, keeps rows that are longer than
     `data.max_length`.
     """
-    if hardware.memory_bytes is None:
-        return
+    if hardware.memory_bytes is None or _fixed_bytes(resolved, model, hardware) > hardware.memory_bytes:
+        return  # unknown; or MEM001, whose changes decide what is scored
     max_length = resolved.config.data.max_length
     if resolved.config.evaluate.in_training:  # the model in training generates the answers, on its own device
         training_memory = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
@@ -321,19 +324,44 @@ def _too_large_to_answer(
     )
     help_text = f"write {fitting_batch}"
     if held is not None and not fitting_batch:
+        later = _too_large_to_answer(config, model, hardware, longest)
         help_text = "set evaluate.in_training: false, and score after training: surefit evaluate"
+        help_text += f"; there, {later.help}" if later else ""
     elif weights > room:
-        help_text = "use a smaller model, a larger GPU or several (hardware.count)"
+        help_text = _score_elsewhere(config, hardware, needed_bytes)
     elif not fitting_batch:
-        help_text = "write 1, with evaluate.prefill_chunk: 2048, or score shorter prompts"
+        in_chunks = config.model_copy(
+            update={"evaluate": config.evaluate.model_copy(update={"batch_size": 1, "prefill_chunk": CHUNK})}
+        )
+        least = estimate_generation_memory(in_chunks, model, hardware.kind, longest, hardware.compute_capability)
+        fits = least is not None and least.bytes - least.weights + weights + training_bytes <= room
+        help_text = f"write 1, with evaluate.prefill_chunk: {CHUNK}" if fits else "score shorter prompts"
+    rows_text = "one prompt" if estimate.rows == 1 else f"a batch of {estimate.rows} prompts"
     training_text = f", on top of {bytes_text(training_bytes)} for training" if training_bytes else ""
     return Finding(
         field="evaluate.batch_size",
-        message=f"a batch of {plural(estimate.rows, 'prompt')} with up to {estimate.prompt:,} tokens needs up to "
+        message=f"{rows_text} with up to {estimate.prompt:,} tokens needs up to "
         f"{bytes_text(needed_bytes)} (weights {bytes_text(weights)}, KV cache "
         f"{bytes_text(estimate.cache)}){training_text}, but {hardware.name} has {bytes_text(room)}",
         help=help_text,
     )
+
+
+def _score_elsewhere(config: SureFitConfig, hardware: HardwareFacts, needed: int) -> str:
+    """Return advice for weights that are too large to generate with, though they were trained, in fewer bits or on
+    several devices."""
+    if hardware.kind == "cpu":
+        return f"score on a machine with {bytes_text(needed)} of memory or more"
+    card = next((name for name in CARDS if (GPUS[name].memory_bytes or 0) >= needed), None)
+    ways = [f"score on a {CARDS[card]} GB card or larger"] if card else []
+    count = math.ceil(needed / (FOR_WEIGHTS * (hardware.memory_bytes or 1)))
+    ways += [f"on a machine with {count} of these"] if count <= MOST_CARDS else []
+    if config.model.quantization != "none":
+        ways.append(
+            "or without the merged model, as `surefit run` does: "
+            "surefit evaluate CONFIG --variant base --variant adapter"
+        )
+    return ", ".join(ways) or "use a smaller model"
 
 
 @rule("MEM007", "cache-with-checkpointing", severity="info")
