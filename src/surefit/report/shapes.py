@@ -150,15 +150,11 @@ class PlannedModel(Artefact):
     name: str | None = None
     parameters: Number | None = None
     trainable: Number | None = None
-    architecture: str | None = None
 
 
 class PlannedSteps(Artefact):
     rows: Count | None = None
     total_steps: Count | None = None
-    global_batch_size: Count | None = None
-    per_device_train_batch_size: Count | None = None
-    gradient_accumulation_steps: Count | None = None
 
 
 class PlannedPhase(Artefact):
@@ -167,17 +163,19 @@ class PlannedPhase(Artefact):
     reserved_bytes: Number | None = None
 
 
+class PlannedPeak(Artefact):
+    """The simulated fullest moment of a step, by what the tensors are for."""
+
+    terms: list[TermRecord] = []
+
+
 class PlannedMemory(Artefact):
     verdict: str = ""
     how: str = ""
     low_bytes: Number
     high_bytes: Number
-    peak_bytes: Number
     phases: list[PlannedPhase] = []
-    setting: str | None = None
-    micro_batch: Count | None = None
-    length: Count | None = None
-    beside: str | None = None
+    peak: PlannedPeak | None = None
 
 
 class PlannedTime(Artefact):

@@ -1,0 +1,71 @@
+"""What to do next, as commands: first what the run still lacks, then what its scores suggest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from surefit.core.units import shell_quote
+from surefit.report.artefacts import Artefacts
+from surefit.report.reproduce import run_path
+from surefit.report.scores import HELD_OUT
+from surefit.report.ship import ShipDecision
+from surefit.report.timeline import Attempt, last_attempt
+from surefit.report.verdict import Effect, has_no_held_out
+
+
+def list_next_steps(
+    found: Artefacts, ship: ShipDecision, changes: Sequence[Effect], tries: Sequence[Attempt]
+) -> list[tuple[str, str]]:
+    """Return (purpose, command) pairs; none without a resolved.yaml, since the commands read it."""
+    if found.settings is None:
+        return []
+    run = shell_quote(run_path(found))
+    train = last_attempt(tries, "train")
+    if not found.run.adapter.is_dir() and not found.run.model.is_dir() and (train is None or train.outcome != "finished"):
+        if train is None and not found.metrics:
+            return [("Run all stages:", f"surefit run {run}")]
+        return [("Continue where the training stopped, and run the other stages:", f"surefit run {run} --resume")]
+    return [*_missing(found, run), *_suggested(found, run, changes), *_use(found, run, ship)]
+
+
+def _missing(found: Artefacts, run: str) -> Iterator[tuple[str, str]]:
+    if found.certificate is None:
+        yield "Merge, with a certificate that the merged model is the trained one:", f"surefit merge {run}"
+    elif not found.certificate.passed:
+        yield "See which checks failed under Certificate, then merge again:", f"surefit merge {run}"
+    if found.summary is None and not has_no_held_out(found):
+        yield "Score the base and the tuned model on the held-out rows:", f"surefit evaluate {run}"
+
+
+def _suggested(found: Artefacts, run: str, changes: Sequence[Effect]) -> Iterator[tuple[str, str]]:
+    main = next((change for change in changes if change.set == HELD_OUT), None)
+    worse = [change.set for change in changes if change.set != HELD_OUT and change.tone == "bad"]
+    if worse:
+        path = run_path(found)
+        yield (
+            f"Forget less: train again with other rows of the kind of {', '.join(worse)} mixed in, not those that are "
+            "scored (OTHER.jsonl, a quarter of its rows):",
+            f"surefit run {shell_quote(f'{path}/resolved.yaml')} --set output_dir={shell_quote(f'{path}-mixed')} "
+            """--set 'data.mix={"OTHER.jsonl": 0.25}'""",
+        )
+    if main is not None and main.tone == "bad" and found.checkpoints is None:
+        yield (
+            "See whether an earlier checkpoint is better than the last:",
+            f"surefit evaluate {run} --all-checkpoints",
+        )
+    if main is not None and main.tone != "good" and found.passport is None:
+        yield "Look for damage, duplicates and contradictions in the training rows:", f"surefit audit {run}"
+    if main is not None and len(changes) == 1:
+        yield (
+            "Find out what it forgot: score rows of another task, too (OTHER.jsonl):",
+            f"""surefit evaluate {run} --set 'evaluate.extra_sets={{"other": "OTHER.jsonl"}}'""",
+        )
+
+
+def _use(found: Artefacts, run: str, ship: ShipDecision) -> Iterator[tuple[str, str]]:
+    yield "Talk to the model, with the base beside it:", f"surefit chat {run} --compare"
+    if found.certificate and found.certificate.passed and ship.tone in ("good", "warning"):
+        yield (
+            "Write the folder to publish, and print the commands that serve the model:",
+            f"surefit export {run}\nsurefit serve-check {run}",
+        )
