@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 
 from surefit.config.load import load_config
 from surefit.config.resolve import ResolvedConfig
@@ -103,12 +104,15 @@ def compare_plan_with_run(found: Artefacts, trained: TrainingCurves | None, trie
 
 
 def _fullest(plan: PlanRecord) -> list[TermRecord]:
-    """Return the simulated fullest moment of a step by component, each with the formula's explanation if it has one."""
+    """Return the simulated fullest moment of a step by component, with the formula's explanation where both agree."""
     if plan.estimate is None or plan.estimate.peak is None:
         return []
-    explanations = {term.term: term.why for term in plan.memory}
+    by_formula = {term.term: term for term in plan.memory}
     return [
-        term.model_copy(update={"why": explanations.get(term.term, "")}) for term in plan.estimate.peak.terms
+        term.model_copy(update={"why": same.why})
+        if (same := by_formula.get(term.term)) and isclose(same.bytes, term.bytes, rel_tol=0.02)
+        else term
+        for term in plan.estimate.peak.terms
     ]
 
 

@@ -21,7 +21,7 @@ from surefit.evaluate.compare import compare_answers
 from surefit.report import scores
 from surefit.report.actual import PlanComparison, compare_plan_with_run, percent_off
 from surefit.report.artefacts import Artefacts, ResolvedSetting, read_artefacts
-from surefit.report.build import chart_data, render_template
+from surefit.report.build import CHART_SCRIPTS, chart_data, pick_samples, render_template
 from surefit.report.curves import (
     GIB,
     SERIES,
@@ -34,6 +34,9 @@ from surefit.report.curves import (
     split_metrics,
     thin_points,
 )
+from surefit.report.examples import KINDS, ComparedAnswers, ComparedSet, compare_predictions
+from surefit.report.next_steps import list_comparison_steps
+from surefit.report.shapes import PredictionRecord
 from surefit.report.ship import ShipDecision, decide_shipping
 from surefit.report.text import NBSP, drop_surrogates, interval, percent, points, readable_metric, shorten_text
 from surefit.report.timeline import attempts
@@ -104,6 +107,9 @@ class ComparisonPage:
     packages: list[tuple[str, list[str]]]
     paired: list[PairedRuns]
     charts: list[Chart]
+    flat: list[str]
+    samples: list[tuple[ComparedSet, ComparedAnswers]]
+    next_steps: list[tuple[str, str]]
 
 
 def build_comparison(runs: Sequence[RunDir], output: Path, recipe_of: Callable[[str], TaskRecipe]) -> Path:
@@ -120,9 +126,9 @@ def build_comparison(runs: Sequence[RunDir], output: Path, recipe_of: Callable[[
     """
     _require_comparable(runs)
     page = comparison_page(runs, output.parent, recipe_of)
-    scripts = ["vendor/uplot/uPlot.iife.min.js", "page.js"] if page.charts else []
+    scripts = ["fold.js", *(CHART_SCRIPTS if page.charts else ())]
     data = chart_data(page.charts, []) if page.charts else None
-    write_atomic(output, render_template("compare.html.j2", scripts, data, page=page, many=True))
+    write_atomic(output, render_template("compare.html.j2", scripts, data, page=page, many=True, kinds=KINDS))
     return output
 
 
@@ -144,6 +150,8 @@ def comparison_page(runs: Sequence[RunDir], beside: Path, recipe_of: Callable[[s
     ]
     paired = [pair for run in compared_runs[1:] for pair in _paired(compared_runs[0], run, recipe_of)]
     tone, headline, sentences = _conclusion(compared_runs, paired)
+    charts = _charts(compared_runs)
+    better = [run for run in compared_runs[1:] if run.name in _better(paired)]
     differences, same = list_setting_differences([run.found for run in compared_runs])
     return ComparisonPage(
         written=time.time(),
@@ -157,7 +165,10 @@ def comparison_page(runs: Sequence[RunDir], beside: Path, recipe_of: Callable[[s
         same=same,
         packages=_packages(compared_runs),
         paired=paired,
-        charts=_charts(compared_runs),
+        charts=[chart for chart in charts if not chart.is_flat],
+        flat=[f"{chart.title}: {chart.caption}" for chart in charts if chart.is_flat],
+        samples=_samples(compared_runs, paired),
+        next_steps=list_comparison_steps([run.found for run in compared_runs], [run.found for run in better]),
     )
 
 
@@ -254,7 +265,7 @@ def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tu
     with_metrics = [pair for pair in held_out if pair.metrics]
     if not with_metrics:
         return "neutral", "The scores of these runs cannot be compared", sentences
-    better = [pair.run for pair in with_metrics if pair.tone == "good"]
+    better = _better(paired)
     worse = [pair.run for pair in with_metrics if pair.tone == "bad"]
     if better:
         verb = "is" if len(better) == 1 else "are"
@@ -262,6 +273,30 @@ def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tu
     if len(worse) == len(runs) - 1:
         return "neutral", f"{first} is the best of these runs", sentences
     return "neutral", f"No run is clearly better than {first}", sentences
+
+
+def _better(paired: Sequence[PairedRuns]) -> list[str]:
+    """Return the runs that are better than the first on the held-out rows."""
+    return [pair.run for pair in paired if pair.set == scores.HELD_OUT and pair.tone == "good"]
+
+
+def _samples(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> list[tuple[ComparedSet, ComparedAnswers]]:
+    """Pick held-out rows of the first run and of the next one that is compared with it."""
+    first = runs[0]
+    compared_names = {pair.run for pair in paired if pair.set == scores.HELD_OUT and pair.metrics}
+    other = next((run for run in runs if run.name in compared_names), None)
+    metric = scores.primary_metric(first.found)
+    if other is None or metric is None:
+        return []
+    answers = tuple(_predictions(run) for run in (first, other))
+    group = compare_predictions(scores.HELD_OUT, (first.name, other.name), (answers[0], answers[1]), metric)
+    return pick_samples([group] if group else [])
+
+
+def _predictions(run: ComparedRun) -> list[PredictionRecord]:
+    """Read the answers of the run's tuned model to the held-out prompts."""
+    tuned = next((set_scores.tuned for set_scores in run.sets if set_scores.name == scores.HELD_OUT), None)
+    return run.found.predictions(scores.HELD_OUT, tuned) if tuned else []
 
 
 def _facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:

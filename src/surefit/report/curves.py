@@ -19,7 +19,7 @@ SERIES = tuple(f"--series-{number}" for number in range(1, 9))
 """Colors of the curves in one chart, as named in page.css."""
 TABLE_ROWS = 12
 RESOURCES = ("memory", "disk")
-FLAT = 0.005
+FLAT = 0.01
 """Relative range below which a chart of a resource is left out: the numbers on its axis would hardly differ."""
 
 Point = tuple[int, float]

@@ -10,7 +10,7 @@ from surefit.report.reproduce import run_path
 from surefit.report.scores import HELD_OUT
 from surefit.report.ship import ShipDecision
 from surefit.report.timeline import Attempt, last_attempt
-from surefit.report.verdict import Effect, has_no_held_out
+from surefit.report.verdict import Effect, has_no_held_out, is_trained
 
 
 def list_next_steps(
@@ -20,9 +20,8 @@ def list_next_steps(
     if found.settings is None:
         return []
     run = shell_quote(run_path(found))
-    train = last_attempt(tries, "train")
-    if not found.run.adapter.is_dir() and not found.run.model.is_dir() and (train is None or train.outcome != "finished"):
-        if train is None and not found.metrics:
+    if not is_trained(found, tries):
+        if last_attempt(tries, "train") is None:
             return [("Run all stages:", f"surefit run {run}")]
         return [("Continue where the training stopped, and run the other stages:", f"surefit run {run} --resume")]
     return [*_missing(found, run), *_suggested(found, run, changes), *_use(found, run, ship)]
@@ -69,3 +68,25 @@ def _use(found: Artefacts, run: str, ship: ShipDecision) -> Iterator[tuple[str, 
             "Write the folder to publish, and print the commands that serve the model:",
             f"surefit export {run}\nsurefit serve-check {run}",
         )
+
+
+def list_comparison_steps(runs: Sequence[Artefacts], better: Sequence[Artefacts]) -> list[tuple[str, str]]:
+    """Return (purpose, command) pairs for compared runs; `better` are those that beat the first."""
+    first, *others = (run_path(run) for run in runs)
+    first_quoted = shell_quote(first)
+    comparisons = "\n".join(f"surefit compare {first_quoted} {shell_quote(other)}" for other in others)
+    steps = [("Compare the answers on every set, and read the rows that differ:", comparisons)]
+    if better:
+        best = shell_quote(run_path(better[0]))
+        steps += [("Talk to the better model, with its base beside it:", f"surefit chat {best} --compare")]
+        steps += [("Write the folder to publish:", f"surefit export {best}")]
+    else:
+        again = shell_quote(f"{first}-seed-1")
+        steps.append(
+            (
+                "See how much chance alone changes: train the first again with another seed:",
+                f"surefit run {shell_quote(f'{first}/resolved.yaml')} --set train.seed=1 --set output_dir={again}\n"
+                f"surefit report {first_quoted} {again}",
+            )
+        )
+    return steps

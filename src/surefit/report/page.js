@@ -57,7 +57,7 @@
 
   const options = (chart, width) => ({
     width,
-    height: chart.name === "loss" ? 260 : 190,
+    height: ["loss", "held_out"].includes(chart.name) ? 260 : 190,
     padding: [8, 26, 0, 0],
     scales: { x: { time: false, min: range.min, max: range.max } },
     cursor: { sync: { key: "curves" }, drag: { x: true, y: false, dist: 4 }, points: { size: 6 } },
