@@ -284,6 +284,10 @@ def test_a_link_opens_the_folded_part_that_it_names(browser: Browser, report: Pa
     place = page.locator("#certificate").bounding_box()
     assert place is not None
     assert 0 <= place["y"] < 900
+    # A search of the browser reveals what it finds as a text fragment does.
+    page.goto("about:blank")
+    page.goto(f"{report.as_uri()}#:~:text=Installed%20packages%20at%20the%20start")
+    page.wait_for_function("document.querySelector('.fold > details[open] #environment')")
     page.close()
 
 

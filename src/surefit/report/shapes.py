@@ -141,9 +141,7 @@ class TermRecord(Artefact):
 
 class Device(Artefact):
     name: str
-    kind: str | None = None
     memory_bytes: Number | None = None
-    source: str | None = None
 
 
 class PlannedModel(Artefact):
@@ -181,8 +179,6 @@ class PlannedMemory(Artefact):
 class PlannedTime(Artefact):
     parts: dict[str, Number] | None = None
     seconds: Number | None = None
-    low: Number | None = None
-    high: Number | None = None
 
 
 class PlanRecord(Artefact):
@@ -190,7 +186,6 @@ class PlanRecord(Artefact):
 
     estimate: PlannedMemory | None = None
     time: PlannedTime | None = None
-
     device: Device | None = None
     model: PlannedModel = PlannedModel()
     memory: list[TermRecord] = []
@@ -243,8 +238,6 @@ class Metrics(Artefact):
     rejected: bool = False
     expert_use: list[LayerUse] = []
     eval_loss: float | None = None
-    eval_perplexity: float | None = None
-    eval_tokens: Number | None = None
 
 
 class EnvironmentRecord(Artefact):
@@ -253,7 +246,6 @@ class EnvironmentRecord(Artefact):
     python: str | None = None
     platform: str | None = None
     cpu_count: Count | None = None
-    threads: Count | None = None
     memory_bytes: Number | None = None
     gpus: list[Any] = []
     packages: dict[str, str] = {}
@@ -315,7 +307,6 @@ class ScoreRecord(Artefact):
 class DecodingRecord(Artefact):
     strategy: str | None = None
     max_new_tokens: Count | None = None
-    batch_size: Count | None = None
     num_beams: Count | None = None
     samples: Count | None = None
     temperature: Number | None = None
