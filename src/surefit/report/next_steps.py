@@ -10,7 +10,7 @@ from surefit.report.reproduce import run_path
 from surefit.report.scores import HELD_OUT
 from surefit.report.ship import ShipDecision
 from surefit.report.timeline import Attempt, last_attempt
-from surefit.report.verdict import Effect, has_no_held_out, is_trained
+from surefit.report.verdict import Effect, has_no_held_out, has_trained_model
 
 
 def list_next_steps(
@@ -20,7 +20,7 @@ def list_next_steps(
     if found.settings is None:
         return []
     run = shell_quote(run_path(found))
-    if not is_trained(found, tries):
+    if not has_trained_model(found, tries):
         if last_attempt(tries, "train") is None:
             return [("Run all stages:", f"surefit run {run}")]
         return [("Continue where the training stopped, and run the other stages:", f"surefit run {run} --resume")]

@@ -120,7 +120,7 @@ def _span(change: Effect) -> str:
 
 def _without_scores(found: Artefacts, training: TrainingCurves | None, tries: Sequence[Attempt]) -> Verdict:
     scoring, train = last_attempt(tries, "evaluate"), last_attempt(tries, "train")
-    trained = is_trained(found, tries)
+    trained = has_trained_model(found, tries)
     unknown = "Whether training helped is unknown: the held-out set has no scores to compare."
     if has_no_held_out(found):
         unknown = "Whether training helped is unknown: no rows were held out (data.eval is 0)."
@@ -137,7 +137,7 @@ def _without_scores(found: Artefacts, training: TrainingCurves | None, tries: Se
     return Verdict("neutral", "Nothing has been trained yet", ["The train stage has not run."])
 
 
-def is_trained(found: Artefacts, tries: Sequence[Attempt]) -> bool:
+def has_trained_model(found: Artefacts, tries: Sequence[Attempt]) -> bool:
     """Return whether the training finished, or has left a result."""
     train = last_attempt(tries, "train")
     finished = train is not None and train.outcome == "finished"

@@ -711,6 +711,20 @@ def test_a_page_that_cannot_be_written_is_an_error_of_the_machine(run: RunDir, m
     assert run.report.read_bytes() == before
 
 
+def test_steps_without_a_loss_and_sets_without_a_tuned_model_are_shown(run: RunDir) -> None:
+    run.metrics.write_text('{"step": 1, "rejected": true}\n')
+
+    def leave_out_tuned(summary: Any) -> None:
+        variants = summary["sets"]["old_tools"]["variants"]
+        summary["sets"]["old_tools"].update(variants={"base": variants["base"]}, comparisons=[])
+
+    change(run.eval_summary, leave_out_tuned)
+    page = page_of(run)
+    assert "No step has logged a loss" in page["curves-section"]
+    assert "old_tools" in page["scores"]
+    assert [tag for tag, _ in page.tags].count("script") == 2  # no charts, no library
+
+
 def test_numbers_that_are_not_finite_do_not_reach_the_charts(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.metrics.write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 1.5, "grad_norm": Infinity}\n')
