@@ -91,8 +91,8 @@ def list_comparison_steps(runs: Sequence[Artefacts], better: Sequence[Artefacts]
         steps.append(
             (
                 "See how much chance alone changes: train the first again with another seed:",
-                f"surefit run {shell_quote(f'{first}/resolved.yaml')} --set train.seed=1 --set output_dir={shell_quote(again)}\n"
-                f"surefit report {shell_quote(first)} {shell_quote(again)}",
+                f"surefit run {shell_quote(f'{first}/resolved.yaml')} --set train.seed=1 "
+                f"--set output_dir={shell_quote(again)}\nsurefit report {shell_quote(first)} {shell_quote(again)}",
             )
         )
     return steps
