@@ -123,6 +123,7 @@ def test_axe_finds_nothing_at_three_widths(
 
 def test_examples_are_filtered_by_kind_set_and_text(browser: Browser, report: Path) -> None:
     page, noise = visit(browser, report, viewport={"width": 1280, "height": 900})
+    page.locator("details.more > summary").click()
     said = page.locator("#example-count")
     assert said.inner_text() == "73 of 73 shown"
     page.get_by_role("checkbox", name="Won").uncheck()
@@ -134,18 +135,19 @@ def test_examples_are_filtered_by_kind_set_and_text(browser: Browser, report: Pa
     assert 0 < shown.count() < 28
     assert all("Zurich to Lusaka" in (text or "") for text in shown.all_text_contents())
     page.get_by_role("button", name="Open all").press("Enter")
-    assert page.locator("details.example[open]").count() == shown.count()
+    assert page.locator("details.example[open]:visible").count() == shown.count()
     page.get_by_role("button", name="Close all").click()
-    assert page.locator("details.example[open]").count() == 0
+    assert page.locator("details.example[open]:visible").count() == 0
     assert noise == []
     page.close()
 
 
 def test_the_comparison_draws_all_runs_and_links_to_their_pages(browser: Browser, comparison: Path) -> None:
     page, noise = visit(browser, comparison, viewport={"width": 1280, "height": 900})
-    assert page.locator(".chart canvas").count() == 7
+    assert page.locator(".chart canvas").count() == 6
     assert page.locator("#chart-loss .u-legend").inner_text().count("one") == 1
-    page.get_by_role("link", name="one").click()
+    page.get_by_role("link", name="Side by side").click()
+    page.get_by_role("link", name="one", exact=True).click()
     page.wait_for_selector("#examples")
     assert noise == [page.url]
     page.close()
@@ -171,7 +173,7 @@ def test_it_fits_draws_and_is_quiet(browser: Browser, report: Path, width: int, 
     page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
     assert page.evaluate(SIDEWAYS) == 0
     canvases = page.locator(".chart canvas").all()
-    assert len(canvases) == 6
+    assert len(canvases) == 5
     for canvas in canvases:
         assert canvas.evaluate(PAINTED) > 5
     for box in [figure.bounding_box() for figure in page.locator(".charts figure").all()]:
@@ -198,6 +200,8 @@ def test_dark_mode_follows_the_system_and_back(browser: Browser, report: Path) -
 def test_the_charts_zoom_together_by_keyboard_and_by_mouse(browser: Browser, report: Path) -> None:
     page, noise = visit(browser, report, viewport={"width": 1280, "height": 1600})
     pictures = "[...document.querySelectorAll('.chart canvas')].map(canvas => canvas.toDataURL())"
+    page.get_by_text("More curves").click()
+    page.wait_for_function("document.querySelector('#chart-grad_norm .uplot').offsetWidth < 400")
     whole = page.evaluate(pictures)
     page.get_by_role("button", name="Zoom in").focus()
     page.keyboard.press("Enter")
@@ -234,6 +238,80 @@ def test_the_charts_follow_the_width_of_the_window(browser: Browser, report: Pat
     page.wait_for_function("document.querySelector('#chart-loss .uplot').offsetWidth < 390")
     assert page.evaluate(SIDEWAYS) == 0
     assert noise == []
+    page.close()
+
+
+HEIGHT = "document.documentElement.scrollHeight"
+
+
+def test_it_opens_short_and_all_of_it_can_be_unfolded(browser: Browser, report: Path, comparison: Path) -> None:
+    for file in (report, comparison):
+        page, noise = visit(browser, file, viewport={"width": 1280, "height": 900})
+        assert page.evaluate(HEIGHT) < 5000
+        page.set_viewport_size({"width": 390, "height": 900})
+        assert page.evaluate(HEIGHT) < 8000
+        page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+        assert page.evaluate(HEIGHT) > 8000
+        assert noise == []
+        page.close()
+
+
+def test_long_answers_scroll_in_their_boxes(browser: Browser, tmp_path: Path) -> None:
+    run: RunDir = MAKE["write_run"](tmp_path / "long")
+    for path in run.eval.glob("*/*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        long = {"prompt": "Sum up. " * 400, "gold": "word " * 500, "text": "word " * 500}
+        path.write_text("".join(json.dumps(line | long) + "\n" for line in lines))
+    page, _ = visit(browser, build_report(run), viewport={"width": 1280, "height": 900})
+    assert page.locator(".sample").count() == 5
+    assert page.evaluate(HEIGHT) < 5000
+    page.close()
+
+
+def test_a_link_opens_the_folded_part_that_it_names(browser: Browser, report: Path) -> None:
+    page, noise = visit(browser, report, viewport={"width": 1280, "height": 900})
+    opened = page.locator(".fold > details[open]")
+    assert opened.count() == 0
+    page.get_by_role("link", name="Configuration").click()
+    assert opened.locator("#configuration").is_visible()
+    assert opened.count() == 1
+    page.locator("#configuration").click()
+    assert opened.count() == 0
+    page.get_by_role("link", name="Configuration").click()  # the address is the same as before
+    assert opened.count() == 1
+    assert noise == []
+    page.goto("about:blank")
+    page.goto(f"{report.as_uri()}#certificate")
+    page.wait_for_function("document.querySelector('.fold > details[open] #certificate')")
+    page.wait_for_function("document.getElementById('certificate').getBoundingClientRect().top < 900")
+    # A search of the browser reveals what it finds as a text fragment does.
+    page.goto("about:blank")
+    page.goto(f"{report.as_uri()}#:~:text=Installed%20packages%20at%20the%20start")
+    page.wait_for_function("document.querySelector('.fold > details[open] #environment')")
+    page.close()
+
+
+def test_the_numbers_of_an_axis_differ(browser: Browser, tmp_path: Path) -> None:
+    """The y axis said 78.45 three times where the free space had five digits."""
+    run: RunDir = MAKE["write_run"](tmp_path / "axis", steps=20)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    lines = [line | {"learning_rate": 0.0123456 + line["step"] * 1e-8} for line in lines]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = "CanvasRenderingContext2D.prototype.fillText"
+    page = browser.new_page()
+    page.add_init_script(
+        f"window.texts = []; const draw = {drawn};"
+        f"{drawn} = function (text, ...rest) {{"
+        " window.texts.push([this.canvas.closest('.chart')?.id, text]); draw.call(this, text, ...rest); };"
+    )
+    page.goto(build_report(run).as_uri())
+    page.wait_for_selector("#chart-loss canvas")
+    page.get_by_text("More curves").click()
+    page.wait_for_timeout(200)
+    texts = [text for name, text in page.evaluate("window.texts") if name == "chart-learning_rate"]
+    rates = {text for text in texts if text.startswith("0.01234")}
+    assert len(rates) >= 3
+    assert "0.01235" not in rates
     page.close()
 
 

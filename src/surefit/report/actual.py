@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 
 from surefit.config.load import load_config
 from surefit.config.resolve import ResolvedConfig
@@ -12,12 +13,20 @@ from surefit.core.rundir import RunDir, disk_size
 from surefit.plan.verify import PlannedVersusActual, measure_plan_deviations
 from surefit.report.artefacts import Artefacts
 from surefit.report.curves import TrainingCurves
-from surefit.report.shapes import PlannedMemory
+from surefit.report.shapes import PlannedMemory, PlanRecord, TermRecord
 from surefit.report.text import MINUS, NBSP, drop_surrogates, shorten_text
 from surefit.report.timeline import Attempt
 
 MAX_PHASES = 20
 STEPS = "seconds in all steps"
+MEMORY_COLUMNS = (
+    ("In tensors, planned", "planned"),
+    ("Measured", "measured"),
+    ("Held by the allocator, planned", "planned_reserved"),
+    ("Measured", "measured_reserved"),
+    ("Process, measured", "resident"),
+)
+"""Title and `MemoryPhase` field of each column of the memory by phase."""
 FOLDERS = ("checkpoints", "adapter", "model", "merged", "eval", "rejected")
 
 
@@ -41,10 +50,23 @@ class MemoryPhase:
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """The plan beside the run, as the page shows it: quantities, memory by phase, directories, notes."""
+    """The plan beside the run, as the page shows it: quantities, memory by phase, directories, notes.
+
+    Attributes:
+        memory_columns: title and `MemoryPhase` field of the columns that have something to show.
+        fullest: the simulated fullest moment of a step, by component; empty if nothing was simulated.
+        planned_peak: bytes in tensors at that moment, or by the formula.
+        resident: peak RAM of the process, in bytes.
+        same_resident: whether that was the RAM of every phase.
+    """
 
     rows: list[PlannedVersusActual]
     phases: list[MemoryPhase]
+    memory_columns: list[tuple[str, str]]
+    fullest: list[TermRecord]
+    planned_peak: float | None
+    resident: float | None
+    same_resident: bool
     folders: list[tuple[str, int]]
     notes: list[str]
 
@@ -53,17 +75,45 @@ class PlanComparison:
         """Return whether the memory of tensors was measured, and not only the RAM of the process."""
         return any(phase.measured is not None for phase in self.phases)
 
-    @property
-    def resident(self) -> float | None:
-        """Peak RAM of the process, in bytes."""
-        return max((phase.resident for phase in self.phases if phase.resident is not None), default=None)
-
 
 def compare_plan_with_run(found: Artefacts, trained: TrainingCurves | None, tries: Sequence[Attempt]) -> PlanComparison:
     """Compare everything that both have; a damaged file only removes its own part."""
     rows, notes = _verified(found)
-    phases = _phases(found.plan.estimate if found.plan else None, found)
-    return PlanComparison([*_whole_run(found, trained, tries, phases), *rows], phases, _folders(found.run), notes)
+    plan = found.plan
+    phases = _phases(plan.estimate if plan else None, found)
+    fullest = _fullest(plan) if plan else []
+    peak = (sum(term.bytes for term in fullest) or plan.memory_total_bytes) if plan else None
+    residents = [phase.resident for phase in phases if phase.resident is not None]
+    same_resident = len(residents) > 1 and len(set(residents)) == 1
+    columns = [
+        (title, field)
+        for title, field in MEMORY_COLUMNS
+        if any(getattr(phase, field) is not None for phase in phases) and not (field == "resident" and same_resident)
+    ]
+    return PlanComparison(
+        rows=[*_whole_run(found, trained, tries, peak, phases), *rows],
+        phases=[phase for phase in phases if any(getattr(phase, field) is not None for _, field in columns)],
+        memory_columns=columns,
+        fullest=fullest,
+        planned_peak=peak,
+        resident=max(residents, default=None),
+        same_resident=same_resident,
+        folders=_folders(found.run),
+        notes=notes,
+    )
+
+
+def _fullest(plan: PlanRecord) -> list[TermRecord]:
+    """Return the simulated fullest moment of a step by component, with the formula's explanation where both agree."""
+    if plan.estimate is None or plan.estimate.peak is None:
+        return []
+    by_formula = {term.term: term for term in plan.memory}
+    return [
+        term.model_copy(update={"why": same.why})
+        if (same := by_formula.get(term.term)) and isclose(same.bytes, term.bytes, rel_tol=0.02)
+        else term
+        for term in plan.estimate.peak.terms
+    ]
 
 
 def _verified(found: Artefacts) -> tuple[list[PlannedVersusActual], list[str]]:
@@ -82,15 +132,18 @@ def _verified(found: Artefacts) -> tuple[list[PlannedVersusActual], list[str]]:
 
 
 def _whole_run(
-    found: Artefacts, trained: TrainingCurves | None, tries: Sequence[Attempt], phases: Sequence[MemoryPhase]
+    found: Artefacts,
+    trained: TrainingCurves | None,
+    tries: Sequence[Attempt],
+    peak: float | None,
+    phases: Sequence[MemoryPhase],
 ) -> list[PlannedVersusActual]:
     plan = found.plan
-    estimate, time = (plan.estimate, plan.time) if plan else (None, None)
-    peak = estimate.peak_bytes if estimate else plan.memory_total_bytes if plan else None
+    time = plan.time if plan else None
     parts = (time.parts or {}) if time else {}
     attempt_seconds = [attempt.seconds for attempt in tries if attempt.stage == "train" and attempt.seconds is not None]
     return [
-        PlannedVersusActual("Peak memory", peak, _peak(trained, phases), "bytes"),
+        PlannedVersusActual("Peak memory, in tensors", peak, _peak(trained, phases), "bytes"),
         PlannedVersusActual(
             "Optimizer steps", plan.steps.total_steps if plan else None, trained.last_step if trained else None, "steps"
         ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import time
 from collections import Counter
@@ -29,7 +30,8 @@ from surefit.report.artefacts import Artefacts, ResolvedSetting, read_artefacts
 from surefit.report.certified import CheckGroup, describe_certificate, group_checks
 from surefit.report.checkpoints import CheckpointsView, build_checkpoints_view
 from surefit.report.curves import Chart, Mark, TrainingCurves, build_training_curves
-from surefit.report.examples import KINDS, ComparedSet, select_compared_sets
+from surefit.report.examples import KINDS, ComparedAnswers, ComparedSet, select_compared_sets
+from surefit.report.next_steps import list_next_steps
 from surefit.report.reproduce import Reproduction, reproduction
 from surefit.report.shapes import FindingRecord
 from surefit.report.ship import ShipDecision, decide_shipping
@@ -37,6 +39,7 @@ from surefit.report.timeline import STAGES, Attempt, attempts, last_attempt
 from surefit.report.verdict import Effect, Verdict, describe_training, judge_run, measure_effects
 
 HERE = Path(__file__).parent
+CHART_SCRIPTS = ("vendor/uplot/uPlot.iife.min.js", "page.js")
 ARTEFACT_OF = {
     "check": "check.json",
     "plan": "plan.json",
@@ -44,6 +47,9 @@ ARTEFACT_OF = {
     "merge": "certificate.json",
     "evaluate": "eval/",
 }
+SAMPLES, LOST_SAMPLES = 5, 3
+"""Number of examples that are shown open, and of those among them that got worse if others did not."""
+SAMPLE_ORDER = ("lost", "wrong", "won", "right")
 SEVERITIES = ("error", "warning", "info")
 
 
@@ -61,6 +67,8 @@ class Page:
     sets: list[scores.SetScores]
     checkpoints: CheckpointsView | None
     examples: list[ComparedSet]
+    samples: list[tuple[ComparedSet, ComparedAnswers]]
+    next_steps: list[tuple[str, str]]
     certified: list[CheckGroup]
     certificate: list[str]
     actual: PlanComparison
@@ -90,18 +98,22 @@ def build_page(found: Artefacts) -> Page:
     stage_attempts = attempts(found.events)
     sets = scores.set_scores(found)
     effects = measure_effects(sets)
+    ship = decide_shipping(found, effects, sets)
+    examples = select_compared_sets(found, sets)
     settings = found.settings or []
     return Page(
         name=text.drop_surrogates(Path(found.value("output_dir") or found.run.path).name) or "run",
         written=time.time(),
         found=found,
         verdict=judge_run(found, curves, effects, stage_attempts),
-        ship=decide_shipping(found, effects, sets),
+        ship=ship,
         facts=describe_training(found, curves, sets),
         effects=effects,
         sets=sets,
         checkpoints=build_checkpoints_view(found),
-        examples=select_compared_sets(found, sets),
+        examples=examples,
+        samples=pick_samples(examples),
+        next_steps=list_next_steps(found, ship, effects, stage_attempts),
         certified=group_checks(found.certificate) if found.certificate else [],
         certificate=describe_certificate(found.certificate) if found.certificate else [],
         actual=compare_plan_with_run(found, curves, stage_attempts),
@@ -114,6 +126,19 @@ def build_page(found: Artefacts) -> Page:
         absent={stage: _absent(stage, found, stage_attempts) for stage in STAGES},
         reproduction=reproduction(found),
     )
+
+
+def pick_samples(groups: Sequence[ComparedSet]) -> list[tuple[ComparedSet, ComparedAnswers]]:
+    """Pick the examples that are shown open: the largest losses first, and if there are others, some of those."""
+    by_kind: dict[str, list[tuple[ComparedSet, ComparedAnswers]]] = {kind: [] for kind in SAMPLE_ORDER}
+    for group in groups:
+        for example in group.shown:
+            by_kind[example.kind].append((group, example))
+    lost = sorted(by_kind["lost"], key=lambda sample: sample[1].tuned_score - sample[1].base_score)
+    others = itertools.zip_longest(by_kind["won"], by_kind["wrong"], lost[LOST_SAMPLES:])
+    in_turn = [sample for column in others for sample in column if sample is not None]
+    picked = [*lost[:LOST_SAMPLES], *in_turn, *by_kind["right"]][:SAMPLES]
+    return sorted(picked, key=lambda sample: SAMPLE_ORDER.index(sample[1].kind))
 
 
 def _absent(stage: str, found: Artefacts, tries: Sequence[Attempt]) -> str:
@@ -137,10 +162,9 @@ def _absent(stage: str, found: Artefacts, tries: Sequence[Attempt]) -> str:
 
 def render_page(page: Page) -> str:
     """Render the page as HTML."""
-    scripts = ["vendor/uplot/uPlot.iife.min.js", "page.js"] if page.training else []
-    scripts += ["examples.js"] if page.examples else []
     training = page.training
-    data = chart_data(training.charts, training.marks) if training else None
+    data = chart_data(training.charts, training.marks) if training and training.charts else None
+    scripts = ["fold.js", *(CHART_SCRIPTS if data else ()), *(["examples.js"] if page.examples else ())]
     return render_template("page.html.j2", scripts, data, page=page, found=page.found, kinds=KINDS)
 
 

@@ -6,39 +6,35 @@ The other runs are compared with the first one. Scores are compared row by row i
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote
 
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.rundir import RunDir, write_atomic
-from surefit.core.units import bytes_text, count_text, duration_text
 from surefit.evaluate.answers import Answers, read_run
 from surefit.evaluate.compare import compare_answers
 from surefit.facts.free_text import LIKELIHOOD, is_likelihood
 from surefit.report import scores
-from surefit.report.actual import PlanComparison, compare_plan_with_run, percent_off
-from surefit.report.artefacts import Artefacts, ResolvedSetting, read_artefacts
-from surefit.report.build import chart_data, render_template
+from surefit.report.artefacts import Artefacts, ResolvedSetting
+from surefit.report.build import CHART_SCRIPTS, chart_data, pick_samples, render_template
 from surefit.report.curves import (
     GIB,
     SERIES,
     Chart,
     ChartCurve,
     Point,
-    TrainingCurves,
-    build_training_curves,
     extract_points,
     split_metrics,
     thin_points,
 )
-from surefit.report.ship import ShipDecision, decide_shipping
-from surefit.report.text import NBSP, drop_surrogates, interval, percent, points, readable_metric, shorten_text
-from surefit.report.timeline import attempts
-from surefit.report.verdict import Effect, Tone, Verdict, judge_run, measure_effects
+from surefit.report.examples import KINDS, ComparedAnswers, ComparedSet, compare_predictions
+from surefit.report.next_steps import list_comparison_steps
+from surefit.report.shapes import PredictionRecord
+from surefit.report.side_by_side import ComparedRun, read_compared_runs, side_by_side
+from surefit.report.text import NBSP, drop_surrogates, interval, points, readable_metric, shorten_text
+from surefit.report.verdict import Tone
 from surefit.task import TaskRecipe
 
 MAX_RUNS = len(SERIES)
@@ -53,28 +49,6 @@ CURVES = {
     "memory": ("Memory, GiB", "memory_bytes", 1 / GIB),
     "disk": ("Free on the disk, GiB", "disk_free_bytes", 1 / GIB),
 }
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One of the compared runs.
-
-    Attributes:
-        name: unique name.
-        colour: color of its curves.
-        link: relative link to its own page; None if there is none.
-    """
-
-    name: str
-    colour: str
-    link: str | None
-    found: Artefacts
-    training: TrainingCurves | None
-    actual: PlanComparison
-    sets: list[scores.SetScores]
-    effects: list[Effect]
-    verdict: Verdict
-    ship: ShipDecision
 
 
 @dataclass(frozen=True)
@@ -105,6 +79,9 @@ class ComparisonPage:
     packages: list[tuple[str, list[str]]]
     paired: list[PairedRuns]
     charts: list[Chart]
+    flat: list[str]
+    samples: list[tuple[ComparedSet, ComparedAnswers]]
+    next_steps: list[tuple[str, str]]
 
 
 def build_comparison(runs: Sequence[RunDir], output: Path, recipe_of: Callable[[str], TaskRecipe]) -> Path:
@@ -121,9 +98,9 @@ def build_comparison(runs: Sequence[RunDir], output: Path, recipe_of: Callable[[
     """
     _require_comparable(runs)
     page = comparison_page(runs, output.parent, recipe_of)
-    scripts = ["vendor/uplot/uPlot.iife.min.js", "page.js"] if page.charts else []
+    scripts = ["fold.js", *(CHART_SCRIPTS if page.charts else ())]
     data = chart_data(page.charts, []) if page.charts else None
-    write_atomic(output, render_template("compare.html.j2", scripts, data, page=page, many=True))
+    write_atomic(output, render_template("compare.html.j2", scripts, data, page=page, many=True, kinds=KINDS))
     return output
 
 
@@ -140,11 +117,11 @@ def _require_comparable(runs: Sequence[RunDir]) -> None:
 
 def comparison_page(runs: Sequence[RunDir], beside: Path, recipe_of: Callable[[str], TaskRecipe]) -> ComparisonPage:
     """Build the template's values; `beside` is the directory that the page will be in."""
-    compared_runs = [
-        _look(run, name, SERIES[i], beside) for i, (run, name) in enumerate(zip(runs, _names(runs), strict=True))
-    ]
+    compared_runs = read_compared_runs(runs, beside)
     paired = [pair for run in compared_runs[1:] for pair in _paired(compared_runs[0], run, recipe_of)]
     tone, headline, sentences = _conclusion(compared_runs, paired)
+    charts = _charts(compared_runs)
+    better = [run for run in compared_runs[1:] if run.name in _better(paired)]
     differences, same = list_setting_differences([run.found for run in compared_runs])
     return ComparisonPage(
         written=time.time(),
@@ -152,44 +129,16 @@ def comparison_page(runs: Sequence[RunDir], beside: Path, recipe_of: Callable[[s
         headline=headline,
         tone=tone,
         sentences=sentences,
-        facts=_facts(compared_runs),
+        facts=side_by_side(compared_runs),
         differences=differences[:MAX_DIFFERENCES],
         differences_left_out=max(0, len(differences) - MAX_DIFFERENCES),
         same=same,
         packages=_packages(compared_runs),
         paired=paired,
-        charts=_charts(compared_runs),
-    )
-
-
-def _names(runs: Sequence[RunDir]) -> list[str]:
-    """Return each run's directory name, with enough parent directories to make it unique."""
-    paths = [run.path.resolve() for run in runs]
-    names: list[str] = []
-    for depth in range(1, max(len(path.parts) for path in paths) + 1):
-        names = [drop_surrogates("/".join(path.parts[-depth:])) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return [shorten_text(name, 120) for name in names]
-
-
-def _look(run: RunDir, name: str, colour: str, beside: Path) -> ComparedRun:
-    artefacts = read_artefacts(run)
-    curves, stage_attempts = build_training_curves(artefacts.metrics, artefacts.events), attempts(artefacts.events)
-    sets = scores.set_scores(artefacts)
-    effects = measure_effects(sets)
-    link = quote(os.path.relpath(run.report, beside)) if run.report.exists() else None
-    return ComparedRun(
-        name,
-        colour,
-        link,
-        artefacts,
-        curves,
-        compare_plan_with_run(artefacts, curves, stage_attempts),
-        sets,
-        effects,
-        judge_run(artefacts, curves, effects, stage_attempts),
-        decide_shipping(artefacts, effects, sets),
+        charts=[chart for chart in charts if not chart.is_flat],
+        flat=[f"{chart.title}: {chart.caption}" for chart in charts if chart.is_flat],
+        samples=_samples(compared_runs, paired),
+        next_steps=list_comparison_steps([run.found for run in compared_runs], [run.found for run in better]),
     )
 
 
@@ -257,7 +206,7 @@ def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tu
     with_metrics = [pair for pair in held_out if pair.metrics]
     if not with_metrics:
         return "neutral", "The scores of these runs cannot be compared", sentences
-    better = [pair.run for pair in with_metrics if pair.tone == "good"]
+    better = _better(paired)
     worse = [pair.run for pair in with_metrics if pair.tone == "bad"]
     if with_metrics[0].metrics[0][0] == readable_metric(LIKELIHOOD):
         verb = "fits" if len(better) == 1 else "fit"
@@ -275,85 +224,28 @@ def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tu
     return "neutral", f"No run is clearly better than {first}", sentences
 
 
-def _facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """Return a table of each run's facts and results; a line without a value for any run is omitted."""
-    lines: list[tuple[str, Callable[[ComparedRun], str | None]]] = [
-        ("Verdict", lambda run: run.verdict.headline),
-        ("Ready to ship?", lambda run: run.ship.answer),
-        ("Base model", lambda run: run.found.value("model.name_or_path")),
-        ("Recipe", lambda run: run.found.value("recipe")),
-        ("Trained parameters", _trained),
-        ("Optimizer steps", lambda run: f"{run.training.last_step:,}" if run.training else None),
-        ("Tokens", lambda run: f"{run.training.tokens:,.0f}" if run.training and run.training.tokens else None),
-        *((f"Score: {_title(name)}", lambda run, name=name: _score(run, name)) for name in _set_names(runs)),
-        ("Lowest held-out loss", _lowest_loss),
-        *((f"{what}: actual", lambda run, i=i: _row(run, i)) for i, what in MEASURED.items()),
-        *((f"{what}: plan error", lambda run, i=i: _off(run, i)) for i, what in MEASURED.items()),
-        ("Speed", _speed),
-        ("On the disk", lambda run: bytes_text(sum(size for _, size in run.actual.folders)) or None),
-        ("Certificate", _certificate),
-        ("Device", lambda run: run.found.plan.device.name if run.found.plan and run.found.plan.device else None),
-    ]
-    table = [(what, [text(run) or "–" for run in runs]) for what, text in lines]
-    return [(what, texts) for what, texts in table if set(texts) != {"–"}]
+def _better(paired: Sequence[PairedRuns]) -> list[str]:
+    """Return the runs that are better than the first on the held-out rows."""
+    return [pair.run for pair in paired if pair.set == scores.HELD_OUT and pair.tone == "good"]
 
 
-MEASURED = {0: "Peak memory", 2: "Time in training steps", 3: "Total training time"}
-"""Index → title of the first rows of `compare_plan_with_run`."""
+def _samples(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> list[tuple[ComparedSet, ComparedAnswers]]:
+    """Pick held-out rows of the first run and of the next one that is compared with it."""
+    first = runs[0]
+    compared_names = {pair.run for pair in paired if pair.set == scores.HELD_OUT and pair.metrics}
+    other = next((run for run in runs if run.name in compared_names), None)
+    metric = scores.primary_metric(first.found)
+    if other is None or metric is None:
+        return []
+    answers = tuple(_predictions(run) for run in (first, other))
+    group = compare_predictions(scores.HELD_OUT, (first.name, other.name), (answers[0], answers[1]), metric)
+    return pick_samples([group] if group else [])
 
 
-def _row(run: ComparedRun, number: int) -> str | None:
-    row = run.actual.rows[number]
-    if row.actual is None:
-        return None
-    return bytes_text(row.actual) if row.unit == "bytes" else duration_text(row.actual)
-
-
-def _off(run: ComparedRun, number: int) -> str | None:
-    return percent_off(run.actual.rows[number]) or None
-
-
-def _set_names(runs: Sequence[ComparedRun]) -> list[str]:
-    return list(dict.fromkeys(set_scores.name for run in runs for set_scores in run.sets))[: scores.MAX_SETS]
-
-
-def _title(name: str) -> str:
-    return "held-out rows" if name == scores.HELD_OUT else name
-
-
-def _score(run: ComparedRun, name: str) -> str | None:
-    """Return the primary metric of the run's tuned model, with its interval."""
-    set_scores = next((candidate for candidate in run.sets if candidate.name == name), None)
-    if set_scores is None or set_scores.primary is None or set_scores.tuned not in set_scores.primary.scores:
-        return None
-    score = set_scores.primary.scores[set_scores.tuned]
-    ends = f" [{percent(score.ci95[0])}, {percent(score.ci95[1])}]" if score.ci95 else ""
-    return f"{percent(score.mean)}{ends} {readable_metric(set_scores.primary.metric)}"
-
-
-def _trained(run: ComparedRun) -> str | None:
-    plan = run.found.plan
-    return count_text(plan.model.trainable) if plan and plan.model.trainable else None
-
-
-def _lowest_loss(run: ComparedRun) -> str | None:
-    held_out_losses = extract_points(split_metrics(run.found.metrics)[1], "eval_loss")
-    if not held_out_losses:
-        return None
-    step, loss = min(held_out_losses, key=lambda point: point[1])
-    return f"{loss:.4g} at step {step:,}"
-
-
-def _speed(run: ComparedRun) -> str | None:
-    training = run.training
-    if not training or not training.tokens or not training.seconds:
-        return None
-    return f"{training.tokens / training.seconds:,.0f} tokens per second"
-
-
-def _certificate(run: ComparedRun) -> str | None:
-    certificate = run.found.certificate
-    return None if certificate is None else "passed" if certificate.passed else "failed"
+def _predictions(run: ComparedRun) -> list[PredictionRecord]:
+    """Read the answers of the run's tuned model to the held-out prompts."""
+    tuned = next((set_scores.tuned for set_scores in run.sets if set_scores.name == scores.HELD_OUT), None)
+    return run.found.predictions(scores.HELD_OUT, tuned) if tuned else []
 
 
 def list_setting_differences(runs: Sequence[Artefacts]) -> tuple[list[tuple[str, list[str]]], int]:

@@ -18,6 +18,9 @@ GIB = 2**30
 SERIES = tuple(f"--series-{number}" for number in range(1, 9))
 """Colors of the curves in one chart, as named in page.css."""
 TABLE_ROWS = 12
+RESOURCES = ("memory", "disk")
+FLAT = 0.01
+"""Relative range below which a chart of a resource is left out: the numbers on its axis would hardly differ."""
 
 Point = tuple[int, float]
 
@@ -40,6 +43,12 @@ class Chart:
     title: str
     caption: str
     curves: list[ChartCurve]
+
+    @property
+    def is_flat(self) -> bool:
+        """Return whether the chart shows nothing: memory or free disk space that hardly changed."""
+        values = [value for curve in self.curves for _, value in curve.points]
+        return self.name in RESOURCES and max(values) - min(values) < FLAT * abs(max(values))
 
     def data(self) -> dict[str, object]:
         """Return the data for the page's script: all steps, and for each curve a value or null at every step."""
@@ -73,6 +82,7 @@ class TrainingCurves:
         rejected: numbers of the steps with an update that was not applied.
         thinned: whether there are more steps than the charts show points.
         experts: load of the experts of a mixture.
+        flat: captions of the charts that are left out, because their axis would repeat one number.
     """
 
     steps: int
@@ -86,6 +96,7 @@ class TrainingCurves:
     marks: list[Mark]
     table: list[Metrics]
     experts: ExpertLoad | None = None
+    flat: tuple[str, ...] = ()
 
 
 def build_training_curves(lines: Sequence[Metrics], events: Sequence[Event]) -> TrainingCurves | None:
@@ -95,6 +106,7 @@ def build_training_curves(lines: Sequence[Metrics], events: Sequence[Event]) -> 
         return None
     rejected = [line.step for line in steps if line.rejected]
     resumed = [event.step for event in events if event.event == "resumed" and event.step is not None]
+    charts = [chart for chart in _charts(steps, held_out) if any(curve.points for curve in chart.curves)]
     marks = [Mark(step, "rejected") for step in rejected] + [Mark(step, "resumed") for step in resumed]
     return TrainingCurves(
         steps=len(steps),
@@ -104,10 +116,11 @@ def build_training_curves(lines: Sequence[Metrics], events: Sequence[Event]) -> 
         peak_memory=max((line.memory_bytes for line in steps if line.memory_bytes is not None), default=None),
         rejected=rejected,
         thinned=len(steps) > MAX_POINTS,
-        charts=[chart for chart in _charts(steps, held_out) if any(curve.points for curve in chart.curves)],
+        charts=[chart for chart in charts if not chart.is_flat],
         marks=sorted(marks[-MAX_MARKS:], key=lambda mark: mark.step),
         table=_sample(steps, held_out),
         experts=measure_expert_load(steps),
+        flat=tuple(chart.caption for chart in charts if chart.is_flat),
     )
 
 

@@ -104,12 +104,16 @@ def select_compared_sets(found: Artefacts, sets: Sequence[SetScores]) -> list[Co
 
 
 def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> ComparedSet | None:
-    base = {p.index: p for p in found.predictions(name, base_variant(tuned)) if metric in p.scores}
-    pairs = [
-        (base[after.index], after)
-        for after in found.predictions(name, tuned)
-        if after.index in base and metric in after.scores
-    ]
+    before, after = (found.predictions(name, variant) for variant in (base_variant(tuned), tuned))
+    return compare_predictions(name, (base_variant(tuned), tuned), (before, after), metric)
+
+
+def compare_predictions(
+    name: str, sides: tuple[str, str], predictions: tuple[list[PredictionRecord], list[PredictionRecord]], metric: str
+) -> ComparedSet | None:
+    """Select examples of two sides that answered the same set; None if no row was answered by both."""
+    base = {p.index: p for p in predictions[0] if metric in p.scores}
+    pairs = [(base[p.index], p) for p in predictions[1] if p.index in base and metric in p.scores]
     if not pairs:
         return None
     best = max(1.0, *(max(before.scores[metric], after.scores[metric]) for before, after in pairs))
@@ -120,7 +124,7 @@ def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Compar
         [_example(kind, *row, metric) for row in _select(kind, of_kind, metric)] for kind, of_kind in by_kind.items()
     ]
     totals = {kind: len(of_kind) for kind, of_kind in by_kind.items()}
-    return ComparedSet(name, base_variant(tuned), tuned, list(_in_turn(examples_by_kind)), totals)
+    return ComparedSet(name, *sides, list(_in_turn(examples_by_kind)), totals)
 
 
 def _select(

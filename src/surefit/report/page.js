@@ -21,6 +21,14 @@
     return String(Number(value.toPrecision(4)));
   };
 
+  // As many digits as the ticks need to differ.
+  const labels = (ticks) => {
+    const short = ticks.map(text);
+    if (new Set(short).size === ticks.length) return short;
+    const digits = [5, 6, 7, 8].find((n) => new Set(ticks.map((v) => v.toPrecision(n))).size === ticks.length) ?? 9;
+    return ticks.map((v) => String(Number(v.toPrecision(digits))));
+  };
+
   // Vertical lines at the steps that were rejected and at those a resumed run went on from.
   const drawMarks = (plot) => {
     const { ctx, bbox } = plot;
@@ -49,13 +57,13 @@
 
   const options = (chart, width) => ({
     width,
-    height: chart.name === "loss" ? 260 : 190,
+    height: ["loss", "held_out"].includes(chart.name) ? 260 : 190,
     padding: [8, 26, 0, 0],
     scales: { x: { time: false, min: range.min, max: range.max } },
     cursor: { sync: { key: "curves" }, drag: { x: true, y: false, dist: 4 }, points: { size: 6 } },
     legend: { markers: { width: 2 } },
     axes: [axis({ values: (_, ticks) => ticks.map((v) => (Number.isInteger(v) ? v.toLocaleString("en") : "")) }),
-      axis({ size: 58, values: (_, ticks) => ticks.map(text) })],
+      axis({ size: 58, values: (_, ticks) => labels(ticks) })],
     series: [
       { label: "step", value: (_, v) => (v == null ? "–" : v.toLocaleString("en")) },
       ...chart.series.map((series) => ({
@@ -89,7 +97,7 @@
     old.forEach((plot) => plot.destroy());
     plots = charts.map((chart, i) => {
       const data = [chart.x, ...chart.series.map((series) => series.y)];
-      return new uPlot(options(chart, width || hosts[i].clientWidth), data, hosts[i]);
+      return new uPlot(options(chart, width || hosts[i].clientWidth || hosts[0].clientWidth), data, hosts[i]);
     });
   };
 
@@ -113,23 +121,15 @@
   toolbar.hidden = false;
   toolbar.addEventListener("click", (event) => actions[event.target.dataset.action]?.());
 
-  new ResizeObserver(() => plots.forEach((plot, i) => {
+  // A chart in a closed part gets its width when the part is opened.
+  const sizes = new ResizeObserver(() => plots.forEach((plot, i) => {
     const width = hosts[i].clientWidth;
     if (width && width !== plot.width) plot.setSize({ width, height: plot.height });
-  })).observe(hosts[0]);
+  }));
+  hosts.forEach((host) => sizes.observe(host));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
 
-  // On paper all but the examples and whole prompts is open, light and as wide as the page.
-  let opened = [];
-  addEventListener("beforeprint", () => {
-    opened = [...document.querySelectorAll("details:not([open], .prompt, .example)")];
-    opened.forEach((details) => (details.open = true));
-    root.classList.add("printing");
-    draw(PRINT_WIDTH);
-  });
-  addEventListener("afterprint", () => {
-    opened.forEach((details) => (details.open = false));
-    root.classList.remove("printing");
-    draw();
-  });
+  // After fold.js has opened all parts and made the colors light.
+  addEventListener("beforeprint", () => draw(PRINT_WIDTH));
+  addEventListener("afterprint", () => draw());
 })();

@@ -29,7 +29,7 @@ def reproduction(found: Artefacts) -> Reproduction:
 def _commands(found: Artefacts) -> list[tuple[str, str]]:
     if found.settings is None:
         return []
-    output = (found.value("output_dir") or drop_surrogates(str(found.run.path))).rstrip("/")
+    output = run_path(found)
     run, again = shlex.quote(output), shlex.quote(f"{output}-again")
     resolved = shlex.quote(f"{output}/resolved.yaml")
     commands = [(f"Repeat the training, in {output}-again:", f"surefit run {resolved} --set output_dir={again}")]
@@ -38,6 +38,11 @@ def _commands(found: Artefacts) -> list[tuple[str, str]]:
         commands.append(("Compare both runs, and their answers row by row:", comparison))
     install = _install(found)
     return [*([("Install the same packages:", install)] if install else []), *commands]
+
+
+def run_path(found: Artefacts) -> str:
+    """Return the run directory as its config names it, for commands in the directory in which the run was started."""
+    return (found.value("output_dir") or drop_surrogates(str(found.run.path))).rstrip("/")
 
 
 def _install(found: Artefacts) -> str:

@@ -141,24 +141,18 @@ class TermRecord(Artefact):
 
 class Device(Artefact):
     name: str
-    kind: str | None = None
     memory_bytes: Number | None = None
-    source: str | None = None
 
 
 class PlannedModel(Artefact):
     name: str | None = None
     parameters: Number | None = None
     trainable: Number | None = None
-    architecture: str | None = None
 
 
 class PlannedSteps(Artefact):
     rows: Count | None = None
     total_steps: Count | None = None
-    global_batch_size: Count | None = None
-    per_device_train_batch_size: Count | None = None
-    gradient_accumulation_steps: Count | None = None
 
 
 class PlannedPhase(Artefact):
@@ -167,24 +161,24 @@ class PlannedPhase(Artefact):
     reserved_bytes: Number | None = None
 
 
+class PlannedPeak(Artefact):
+    """The simulated fullest moment of a step, by what the tensors are for."""
+
+    terms: list[TermRecord] = []
+
+
 class PlannedMemory(Artefact):
     verdict: str = ""
     how: str = ""
     low_bytes: Number
     high_bytes: Number
-    peak_bytes: Number
     phases: list[PlannedPhase] = []
-    setting: str | None = None
-    micro_batch: Count | None = None
-    length: Count | None = None
-    beside: str | None = None
+    peak: PlannedPeak | None = None
 
 
 class PlannedTime(Artefact):
     parts: dict[str, Number] | None = None
     seconds: Number | None = None
-    low: Number | None = None
-    high: Number | None = None
 
 
 class PlanRecord(Artefact):
@@ -192,7 +186,6 @@ class PlanRecord(Artefact):
 
     estimate: PlannedMemory | None = None
     time: PlannedTime | None = None
-
     device: Device | None = None
     model: PlannedModel = PlannedModel()
     memory: list[TermRecord] = []
@@ -245,8 +238,6 @@ class Metrics(Artefact):
     rejected: bool = False
     expert_use: list[LayerUse] = []
     eval_loss: float | None = None
-    eval_perplexity: float | None = None
-    eval_tokens: Number | None = None
 
 
 class EnvironmentRecord(Artefact):
@@ -255,7 +246,6 @@ class EnvironmentRecord(Artefact):
     python: str | None = None
     platform: str | None = None
     cpu_count: Count | None = None
-    threads: Count | None = None
     memory_bytes: Number | None = None
     gpus: list[Any] = []
     packages: dict[str, str] = {}
@@ -317,7 +307,6 @@ class ScoreRecord(Artefact):
 class DecodingRecord(Artefact):
     strategy: str | None = None
     max_new_tokens: Count | None = None
-    batch_size: Count | None = None
     num_beams: Count | None = None
     samples: Count | None = None
     temperature: Number | None = None

@@ -1,4 +1,7 @@
-"""Whether the model may ship: one answer, and its conditions: certificate, gate, scores, damage elsewhere, findings."""
+"""Whether the model may ship: one answer, and its conditions: certificate, gate, scores, damage elsewhere, findings.
+
+The verdict above them has the scores: no condition repeats those.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Literal
 from surefit.core.units import plural
 from surefit.report.artefacts import Artefacts
 from surefit.report.scores import HELD_OUT, Contest, SetScores, comparison_tone, is_baseline, is_ceiling
-from surefit.report.text import NBSP, interval, percent, points, readable_metric
+from surefit.report.text import interval, points, readable_metric
 from surefit.report.verdict import Effect, Tone
 
 State = Literal["yes", "no", "unknown", "note"]
@@ -79,26 +82,23 @@ def _helped(changes: Sequence[Effect]) -> ShipCondition:
         return ShipCondition("unknown", "It was not compared with the base on held-out prompts.")
     if main.fit is not None and main.fit_decides:
         state: State = {"better": "yes", "worse": "no"}.get(main.fit.outcome, "note")  # type: ignore[assignment]
-        return ShipCondition(state, f"{main.fit.headline} than the base: {main.fit.loss_text}." if state != "note"
-                             else f"{main.fit.headline}: {main.fit.loss_text}.")  # fmt: skip
-    low, high = main.comparison.ci95
-    text = f"{points(main.comparison.difference)} {readable_metric(main.metric)}"
-    text += f" (95{NBSP}% interval {interval(low, high)})"
+        return ShipCondition(state, f"{main.fit.headline}{' than the base' if state != 'note' else ''}.")
     match main.tone:
         case "good":
-            return ShipCondition("yes", f"It is better than the base on held-out prompts: {text}.")
+            return ShipCondition("yes", "It is better than the base on held-out prompts.")
         case "bad":
-            return ShipCondition("no", f"It is worse than the base on held-out prompts: {text}.")
+            return ShipCondition("no", "It is worse than the base on held-out prompts.")
         case _:
-            return ShipCondition("note", f"It shows no clear difference from the base on held-out prompts: {text}.")
+            return ShipCondition("note", "It shows no clear difference from the base on held-out prompts.")
 
 
 def _gate(found: Artefacts) -> Iterator[ShipCondition]:
     gate = found.summary.gate if found.summary else None
-    if gate is not None:
-        answer: State = "yes" if gate.passed else "unknown" if gate.undecided else "no"
-        title = "Score gate" + (", undecided" if gate.undecided else "")
-        yield ShipCondition(answer, f"{title}: {gate.reason.rstrip('.')}.")
+    if gate is not None and gate.passed:
+        yield ShipCondition("yes", "The score gate passed.")
+    elif gate is not None:
+        title = "The score gate is undecided" if gate.undecided else "The score gate did not pass"
+        yield ShipCondition("unknown" if gate.undecided else "no", f"{title}: {gate.reason.rstrip('.')}.")
     elif found.summary is not None:
         yield ShipCondition("note", "The config sets no score gate (evaluate.gate).")
 
@@ -123,12 +123,7 @@ def _damage(changes: Sequence[Effect]) -> Iterator[ShipCondition]:
         change for change in other_sets if change.comparison is not None and comparison_tone(change.comparison) == "bad"
     ]
     for change in worse:
-        base = "" if change.base is None else f" from {percent(change.base)}"
-        yield ShipCondition(
-            "note",
-            f"Regression on another task: {readable_metric(change.metric)} on {change.set} fell{base} to "
-            f"{percent(change.tuned)}.",
-        )
+        yield ShipCondition("note", f"Regression on another task: {readable_metric(change.metric)} on {change.set}.")
     if other_sets and not worse:
         names = ", ".join(change.set for change in other_sets)
         yield ShipCondition("yes", f"No significant regression on {names}.")

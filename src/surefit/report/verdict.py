@@ -162,8 +162,7 @@ def lower_first(text: str) -> str:
 
 def _without_scores(found: Artefacts, training: TrainingCurves | None, tries: Sequence[Attempt]) -> Verdict:
     scoring, train = last_attempt(tries, "evaluate"), last_attempt(tries, "train")
-    finished = train is not None and train.outcome == "finished"
-    trained = finished or found.run.adapter.is_dir() or found.run.model.is_dir()
+    trained = has_trained_model(found, tries)
     unknown = "Whether training helped is unknown: the held-out set has no scores to compare."
     if has_no_held_out(found):
         unknown = "Whether training helped is unknown: no rows were held out (data.eval is 0)."
@@ -178,6 +177,13 @@ def _without_scores(found: Artefacts, training: TrainingCurves | None, tries: Se
         progress = f"{plural(training.last_step, 'step')} logged." if training else "No step has been logged yet."
         return Verdict("neutral", "Training has not finished", [progress])
     return Verdict("neutral", "Nothing has been trained yet", ["The train stage has not run."])
+
+
+def has_trained_model(found: Artefacts, tries: Sequence[Attempt]) -> bool:
+    """Return whether the training finished, or has left a result."""
+    train = last_attempt(tries, "train")
+    finished = train is not None and train.outcome == "finished"
+    return finished or found.run.adapter.is_dir() or found.run.model.is_dir()
 
 
 def has_no_held_out(found: Artefacts) -> bool:

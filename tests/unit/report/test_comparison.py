@@ -55,10 +55,40 @@ def test_it_says_what_differs_and_how_sure_it_is(first: RunDir, second: RunDir, 
     assert eval_rows.tone == "bad"
     assert page.headline == "one is the best of these runs"
     assert [chart.name for chart in page.charts] == [
-        "loss", "held_out", "learning_rate", "grad_norm", "tokens_per_second", "memory", "disk",
+        "loss", "held_out", "learning_rate", "grad_norm", "tokens_per_second", "memory",
     ]  # fmt: skip
     assert [curve.label for curve in page.charts[0].curves] == ["one", "two"]
     assert len({curve.colour for curve in page.charts[0].curves}) == 2
+
+
+def test_examples_and_commands_follow_the_comparison(first: RunDir, second: RunDir, tmp_path: Path) -> None:
+    page = comparison_page([first, second], tmp_path, recipe_of)
+    assert [example.kind for _, example in page.samples] == ["lost"] * 4 + ["wrong"]
+    assert (page.samples[0][0].base, page.samples[0][0].tuned) == ("one", "two")
+    where = "runs/function-calling-nano"
+    assert [command for _, command in page.next_steps] == [
+        f"surefit compare {where} {where}",
+        f"surefit run {where}/resolved.yaml --set train.seed=1 --set output_dir={where}-seed-1\n"
+        f"surefit report {where} {where}-seed-1",
+    ]
+    better = comparison_page([second, first], tmp_path, recipe_of)
+    assert [example.kind for _, example in better.samples] == ["wrong", "wrong", "won", "won", "won"]
+    assert [command for _, command in better.next_steps][1:] == [
+        f"surefit chat {where} --compare",
+        f"surefit export {where}",
+    ]
+
+
+def test_the_difference_is_stated_once_before_anything_is_unfolded(
+    first: RunDir, second: RunDir, tmp_path: Path
+) -> None:
+    html = build_comparison([first, second], tmp_path / "compare.html", recipe_of).read_text().replace("\xa0", " ")
+    opening, folded = html.split('class="fold"', 1)
+    assert opening.count("15.0 points") == 1
+    assert folded.count("15.0 points") > 1
+    for section in ("differences", "runs", "scores"):
+        assert f'<section aria-labelledby="{section}" class="fold">\n<details>' in html
+    assert "Free on the disk, GiB: " in html  # a sentence in the place of a chart that would show nothing
 
 
 def test_the_other_order_names_the_better_run(first: RunDir, second: RunDir, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,12 @@ def test_damage_elsewhere_is_a_note_that_someone_must_accept(run: RunDir) -> Non
     ship = page_of(run).ship
     assert (ship.tone, ship.answer) == ("warning", "Yes, if the notes are acceptable")
     notes = [condition.text for condition in ship.conditions if condition.state == "note"]
-    assert notes == [
-        "Regression on another task: ast accuracy on old_tools fell from 93.5\N{NO-BREAK SPACE}% to 87.5\xa0%."
-    ]
+    assert notes == ["Regression on another task: ast accuracy on old_tools."]
 
 
 @pytest.mark.parametrize(
-    ("artefact", "reason"), [("certificate", "failed their certificate: loads nowhere"), ("gate", "Score gate")]
+    ("artefact", "reason"),
+    [("certificate", "failed their certificate: loads nowhere"), ("gate", "score gate did not pass: too low")],
 )
 def test_a_failed_certificate_or_gate_forbids_it(run: RunDir, artefact: str, reason: str) -> None:
     if artefact == "certificate":
@@ -154,7 +154,7 @@ def compared(run: RunDir) -> Any:
 
 def test_memory_by_phase_has_the_most_of_all_attempts(run: RunDir) -> None:
     phases = [{"name": "step", "allocated_bytes": 900, "reserved_bytes": 1000}, {"name": "save", "allocated_bytes": 5}]
-    estimate = {"low_bytes": 1, "high_bytes": 2, "peak_bytes": 900, "phases": phases}
+    estimate = {"low_bytes": 1, "high_bytes": 2, "phases": phases}
     rewrite(run.plan, estimate=estimate, time={"parts": {"steps": 13.0}, "seconds": 20.0})
     for allocated in (800, 1200):
         figures = {"allocated": allocated, "reserved": 2000, "resident": 7}
@@ -170,6 +170,43 @@ def test_memory_by_phase_has_the_most_of_all_attempts(run: RunDir) -> None:
     assert rows["Time in training steps"].planned == 13.0
     assert rows["Total training time"].actual == pytest.approx(31.2)
     assert percent_off(rows["Optimizer steps"]).startswith("+1,900") or rows["Optimizer steps"].actual == 20
+
+
+def test_the_fullest_moment_is_the_number_that_plan_prints(run: RunDir) -> None:
+    terms = [
+        {"term": "weights", "bytes": 7_340_544},
+        {"term": "loss", "bytes": 100_000_000},
+        {"term": "none", "bytes": 0},
+    ]
+    estimate = {"low_bytes": 1, "high_bytes": 2, "peak_bytes": 999_999_999, "peak": {"terms": terms}}
+    rewrite(run.plan, estimate=estimate)
+    found = compared(run)
+    assert found.planned_peak == 107_340_544
+    assert found.rows[0].planned == 107_340_544
+    assert [term.why for term in found.fullest] == ["1.84M parameters in float32", "", ""]
+    html = build_report(run).read_text()
+    fullest = html.split("The fullest moment of a step")[1].split("</table>")[0]
+    assert "102.4 MiB" in fullest
+    assert fullest.count('class="share"') == 2  # no bar for 0 B
+    assert "by the formula of" in html
+
+
+def test_the_same_ram_in_every_phase_is_one_sentence(run: RunDir) -> None:
+    phases = [{"name": "step", "allocated_bytes": 900, "reserved_bytes": 1000}]
+    rewrite(run.plan, estimate={"low_bytes": 1, "high_bytes": 2, "phases": phases})
+    figures = {name: {"resident": 871 * 2**20} for name in ("step", "save", "dry step")}
+    append_jsonl(run.events, {"time": 9e8, "stage": "train", "event": "memory", "phases": figures})
+    found = compared(run)
+    assert [title for title, _ in found.memory_columns] == ["In tensors, planned", "Held by the allocator, planned"]
+    assert [phase.name for phase in found.phases] == ["step"]
+    html = build_report(run).read_text()
+    assert html.count("871.0 MiB") == 1
+    assert "and was the same in every phase" in html
+    figures["save"]["resident"] += 2**30
+    append_jsonl(run.events, {"time": 9e8, "stage": "train", "event": "memory", "phases": figures})
+    found = compared(run)
+    assert found.memory_columns[-1] == ("Process, measured", "resident")
+    assert [phase.name for phase in found.phases] == ["step", "save", "dry step"]
 
 
 def test_folders_are_measured_and_a_broken_config_costs_only_its_part(run: RunDir) -> None:
@@ -219,6 +256,54 @@ def test_the_headline_is_the_last_turn(run: RunDir, prompt: str, headline: str) 
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown: list[ComparedAnswers] = select_compared_sets(*rows(run))[0].shown
     assert shown[0].headline == headline
+
+
+# What to do next
+
+
+def test_after_a_loss_elsewhere_the_next_steps_are_mixing_talking_and_publishing(run: RunDir) -> None:
+    commands = [command for _, command in page_of(run).next_steps]
+    where = "runs/function-calling-nano"
+    assert commands == [
+        f"surefit run {where}/resolved.yaml --set output_dir={where}-mixed --set 'data.mix={{\"OTHER.jsonl\": 0.25}}'",
+        f"surefit chat {where} --compare",
+        f"surefit export {where}\nsurefit serve-check {where}",
+    ]
+
+
+def test_the_next_steps_begin_with_what_is_missing(run: RunDir) -> None:
+    run.certificate.unlink()
+    shutil.rmtree(run.eval)
+    commands = [command.partition(" runs/")[0] for _, command in page_of(run).next_steps]
+    assert commands == ["surefit merge", "surefit evaluate", "surefit chat"]
+    run.events.unlink()
+    run.note("train", "started")
+    assert [command for _, command in page_of(run).next_steps] == ["surefit run runs/function-calling-nano --resume"]
+    run.events.unlink()
+    assert [command for _, command in page_of(run).next_steps] == ["surefit run runs/function-calling-nano"]
+    run.resolved.unlink()
+    assert page_of(run).next_steps == []
+
+
+def test_without_a_gain_the_rows_and_the_checkpoints_are_looked_at(run: RunDir) -> None:
+    summary = json.loads(run.eval_summary.read_text())
+    del summary["sets"]["old_tools"]
+    for line in summary["sets"]["eval"]["comparisons"]:
+        line["ci95"] = [-0.2, -0.1]
+    write_json(run.eval_summary, summary)
+    run.passport.unlink()
+    commands = [command for _, command in page_of(run).next_steps]
+    assert commands[0].endswith("--all-checkpoints")
+    assert commands[1].startswith("surefit audit")
+    assert commands[2].endswith("""--set 'evaluate.extra_sets={"other": "OTHER.jsonl"}'""")
+    assert not [command for command in commands if "export" in command]
+
+
+def test_a_next_step_quotes_what_a_shell_would_read(run: RunDir) -> None:
+    run.resolved.write_text(run.resolved.read_text().replace("runs/function-calling-nano ", "'runs/a; rm -rf b' "))
+    commands = [command for _, command in page_of(run).next_steps]
+    assert commands[1] == "surefit chat 'runs/a; rm -rf b' --compare"
+    assert "'runs/a; rm -rf b/resolved.yaml' --set output_dir='runs/a; rm -rf b-mixed'" in commands[0]
 
 
 # Reproduction

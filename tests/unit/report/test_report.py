@@ -26,18 +26,25 @@ from surefit.report.build import build_report
 MAKE = runpy.run_path(str(Path(__file__).with_name("make_run.py")))
 write_run: Callable[..., RunDir] = MAKE["write_run"]
 SECTIONS = (
-    "verdict", "scores", "examples", "certificate", "curves-section", "plan", "findings", "passport",
+    "verdict", "curves-section", "examples", "next", "scores", "certificate", "plan", "findings", "passport",
     "configuration", "environment", "timeline", "reproduce",
 )  # fmt: skip
+OPEN = SECTIONS[:4]
+NBSP = "\N{NO-BREAK SPACE}"
 HOSTILE = "</script></style><img src=x onerror=alert(1)>{{7*7}}\"'&<!--"
 
 
 class Page(HTMLParser):
-    """A page as a browser sees it: visible text by section, elements, and what is inside script and style."""
+    """A page as a browser sees it: text by section, elements, and what is inside script and style.
+
+    `sections` has all text, `opening` only what is visible before anything is unfolded.
+    """
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
         self.words: dict[str, list[str]] = {}
+        self.visible: dict[str, list[str]] = {}
+        self.folded: list[bool] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.raw: list[tuple[str, str]] = []
         self.open: list[str] = []
@@ -45,11 +52,14 @@ class Page(HTMLParser):
         self.feed(html)
         self.close()
         self.sections = {name: " ".join(words) for name, words in self.words.items()}
+        self.opening = {name: " ".join(words).replace(NBSP, " ") for name, words in self.visible.items()}
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         if tag == "section":
             self.section = dict(attrs)["aria-labelledby"] or ""
+        if tag == "details":
+            self.folded.append("open" not in dict(attrs))
         if tag not in ("meta", "br"):
             self.open.append(tag)
 
@@ -58,19 +68,24 @@ class Page(HTMLParser):
             pass
         if tag == "section":
             self.section = "after"
+        if tag == "details":
+            self.folded.pop()
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] in ("script", "style"):
             self.raw.append((self.open[-1], data))
         else:
             self.words.setdefault(self.section, []).extend(data.split())
+            own_summary = self.open.count("details") if "summary" in self.open else None
+            if not any(self.folded[:-1] if own_summary == len(self.folded) else self.folded):
+                self.visible.setdefault(self.section, []).extend(data.split())
 
     @property
     def text(self) -> str:
-        return " ".join(self.sections.values()).replace("\N{NO-BREAK SPACE}", " ")
+        return " ".join(self.sections.values()).replace(NBSP, " ")
 
     def __getitem__(self, section: str) -> str:
-        return self.sections[section].replace("\N{NO-BREAK SPACE}", " ")
+        return self.sections[section].replace(NBSP, " ")
 
 
 def page_of(run: RunDir) -> Page:
@@ -127,14 +142,57 @@ def test_the_verdict_comes_first_and_has_the_numbers_of_the_summary(page: Page, 
     assert f"ast accuracy went from {100 * base:.1f} % to {100 * tuned:.1f} %" in text
     low, high = line["ci95"]
     assert f"{100 * line['difference']:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f})" in text
-    assert f"{line['wins']} won, {line['losses']} lost, {line['ties']} equal" in text
     assert "On 200 held-out prompts" in text
+    assert f"{line['wins']} won, {line['losses']} lost, {line['ties']} equal" in page.opening["examples"]
+
+
+def test_the_gain_is_stated_once_before_anything_is_unfolded(page: Page, full_run: RunDir) -> None:
+    summary = json.loads(full_run.eval_summary.read_text())["sets"]["eval"]
+    line = next(c for c in summary["comparisons"] if c["b"] == "merged" and c["metric"] == "ast_accuracy")
+    opening = " ".join(page.opening.values())
+    gain = f"{100 * line['difference']:.1f}"
+    assert opening.count(gain) == page.opening["verdict"].count(gain) == 1
+    assert opening.count("95 % interval") == 1
+    assert page.text.count(gain) > 2  # the tables have it, folded
+
+
+def test_it_opens_with_verdict_loss_examples_and_commands_and_the_rest_folded(page: Page) -> None:
+    assert "Training loss: " in page.opening["curves-section"]
+    assert "surefit chat runs/function-calling-nano --compare" in page.opening["next"]
+    for section in SECTIONS:
+        if section not in OPEN:
+            assert len(page.opening[section]) < 60, section  # a title and a hint
+            assert len(page[section]) > 100, section
+    folded = [attrs for tag, attrs in page.tags if tag == "details" and "open" not in attrs]
+    assert len(folded) > 70
+    assert page.folded == []
+    assert "Ready to ship? Yes, if the notes are acceptable" in page.opening["verdict"]
+    assert "Regression on another task: ast accuracy on old_tools." in page.opening["verdict"]
+    assert "The certificate passed" not in page.opening["verdict"]
+    assert "The certificate passed" in page["verdict"]
+
+
+def test_five_examples_are_open_those_that_got_worse_first(page: Page) -> None:
+    samples = [attrs for tag, attrs in page.tags if tag == "details" and "sample" in (attrs.get("class") or "")]
+    assert [attrs["data-kind"] for attrs in samples] == ["lost", "lost", "lost", "wrong", "won"]
+    assert all("open" in attrs for attrs in samples)
+    assert page.opening["examples"].count("Expected") == 5
+    assert "68 more examples, and a filter" in page.opening["examples"]
+
+
+def test_without_a_loss_won_and_still_wrong_rows_take_turns(run: RunDir) -> None:
+    def drop_old_tools(summary: Any) -> None:
+        del summary["sets"]["old_tools"]
+
+    change(run.eval_summary, drop_old_tools)
+    kinds = [attrs["data-kind"] for tag, attrs in page_of(run).tags if "sample" in (attrs.get("class") or "")]
+    assert kinds == ["wrong", "wrong", "won", "won", "won"]
 
 
 def test_what_the_base_could_do_and_lost_is_part_of_the_verdict(page: Page) -> None:
     assert "Training helped, but other scores fell" in page["verdict"]
     assert "On old_tools the model lost: ast accuracy 93.5 % before, 87.5 % after." in page["verdict"]
-    assert "93.6 % of the base's score is retained" in page["verdict"]
+    assert "93.6 % of the base's score is retained" in page["scores"]
 
 
 def test_the_passport_shows_lengths_observations_and_findings(page: Page) -> None:
@@ -195,7 +253,7 @@ def test_examples_show_prompt_gold_and_both_answers(page: Page) -> None:
     assert "Held-out prompts: 178 won, 0 lost, 22 equal" in text
     assert "old_tools: 10 won, 22 lost, 168 equal" in text
     assert "Shown are 20 of 178 won, 0 of 0 lost, 10 of 15 still wrong, 5 of 7 still right" in text
-    shown = [(tag["data-set"], tag["data-kind"]) for _, tag in page.tags if tag.get("class") == "example"]
+    shown = [(tag["data-set"], tag["data-kind"]) for _, tag in page.tags if (tag.get("class") or "")[:7] == "example"]
     assert Counter(shown) == {
         ("eval", "won"): 20, ("eval", "wrong"): 10, ("eval", "right"): 5,
         ("old_tools", "won"): 10, ("old_tools", "lost"): 20, ("old_tools", "wrong"): 3, ("old_tools", "right"): 5,
@@ -218,7 +276,7 @@ def test_the_certificate_shows_every_check(page: Page) -> None:
 
 def test_the_plan_stands_beside_what_was_measured(page: Page) -> None:
     text = page["plan"]
-    assert "Peak memory 99.8 MiB 392.6 MiB" in text
+    assert "Peak memory, in tensors 99.8 MiB 392.6 MiB" in text
     assert "Optimizer steps 400 400" in text
     assert "Time in training steps – 52.0 s" in text
     assert "logits 90.0 MiB while the loss is computed 32 examples of 512 tokens" in text
@@ -282,9 +340,8 @@ def chart_data(html: str) -> dict[str, Any]:
 
 def test_the_curves_are_those_of_the_log(html: str, page: Page) -> None:
     charts = {chart["name"]: chart for chart in chart_data(html)["charts"]}
-    assert list(charts) == ["loss", "learning_rate", "grad_norm", "tokens_per_second", "memory", "disk"]
+    assert list(charts) == ["loss", "learning_rate", "grad_norm", "tokens_per_second", "memory"]
     assert max(charts["memory"]["series"][0]["y"]) == pytest.approx(411_600_000 / 2**30, rel=0.01)
-    assert min(charts["disk"]["series"][0]["y"]) == pytest.approx(50 - 400 / 1024)
     loss = charts["loss"]
     assert [series["label"] for series in loss["series"]] == ["training loss", "held-out loss"]
     assert loss["series"][0]["y"][loss["x"].index(172)] is not None
@@ -294,12 +351,27 @@ def test_the_curves_are_those_of_the_log(html: str, page: Page) -> None:
     assert "Held-out loss: lowest 0.09065 at step 400, the last measurement." in page["curves-section"]
 
 
+def test_a_chart_that_would_repeat_one_number_is_a_sentence(run: RunDir, page: Page) -> None:
+    flat = "Free disk space, in GiB: lowest 49.61 at step 400, the last measurement. It hardly changed"
+    assert flat in page["curves-section"]
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for line in lines:
+        line["disk_free_bytes"] = 50 * 2**30 - line["step"] * 2**24
+        line["memory_bytes"] = None  # as on a CPU
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    html = build_report(run).read_text()
+    charts = {chart["name"]: chart for chart in chart_data(html)["charts"]}
+    assert "memory" not in charts
+    assert min(charts["disk"]["series"][0]["y"]) == pytest.approx(50 - 400 / 64)
+    assert "hardly changed" not in html
+
+
 def test_tables_have_captions_and_scoped_headers(page: Page) -> None:
     headers = [attrs for tag, attrs in page.tags if tag == "th"]
     assert all(attrs.get("scope") in ("col", "row") for attrs in headers)
     count = [tag for tag, _ in page.tags].count
     assert count("table") == count("caption") > 5
-    assert count("figure") == count("figcaption") == 8
+    assert count("figure") == count("figcaption") == 7
     assert count("main") == count("nav") == count("h1") == 1
 
 
@@ -319,14 +391,14 @@ def test_nothing_is_loaded_from_outside(html: str, page: Page) -> None:
     assert addresses == {"https://github.com/leeoniya/uPlot"}  # in the library's licence comment
 
 
-def test_the_policy_allows_exactly_our_three_scripts(html: str, page: Page) -> None:
+def test_the_policy_allows_exactly_our_scripts(html: str, page: Page) -> None:
     policy = next(attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     assert "default-src 'none'" in policy
     assert "connect-src" not in policy
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    assert len(scripts) == 3
+    assert len(scripts) == 4
     assert re.findall(r"sha256-([^']+)", policy) == hashes
 
 
@@ -379,7 +451,8 @@ def test_an_empty_run_names_every_stage_that_has_not_run(tmp_path: Path) -> None
     assert "There is no environment.json" in page["environment"]
     assert "No stage has logged an event" in page["timeline"]
     assert "cannot be repeated" in page["reproduce"]
-    assert not [tag for tag, _ in page.tags if tag == "script"]
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert "cannot name the commands" in page["next"]
     assert "Ready to ship? Not yet" in page["verdict"]
 
 
@@ -445,7 +518,7 @@ def test_scores_without_a_summary_are_shown_but_not_judged(run: RunDir) -> None:
     run.eval_summary.unlink()
     page = page_of(run)
     assert "Trained and scored, but not compared with the base" in page["verdict"]
-    assert "Not compared row by row." in page["verdict"]
+    assert "Not compared row by row." in page["scores"]
     assert "92.5 %" in page["scores"]
 
 
@@ -489,7 +562,6 @@ def test_a_gain_on_another_set_alone_is_in_the_headline(run: RunDir) -> None:
     page = page_of(run)
     assert "No clear effect on the held-out prompts, but a gain on old_tools" in page["verdict"]
     assert "On old_tools the model gained: ast accuracy 93.5 % before, 87.5 % after." in page["verdict"]
-    assert "Also scored: old_tools" in page["verdict"]
 
 
 def test_a_failed_certificate_and_a_failed_gate_are_in_the_headline(run: RunDir) -> None:
@@ -589,9 +661,9 @@ def test_hostile_text_is_only_ever_text(run: RunDir) -> None:
     append_jsonl(run.events, {"time": 9e9, "stage": HOSTILE, "event": "failed", "error": {"message": HOSTILE}})
     page = page_of(run)
     assert not [tag for tag, _ in page.tags if tag == "img"]
-    assert [tag for tag, _ in page.tags].count("script") == 4
-    assert len(page.raw) == 4 + 2
-    for section in set(SECTIONS) - {"curves-section", "reproduce"}:
+    assert [tag for tag, _ in page.tags].count("script") == 5
+    assert len(page.raw) == 5 + 2
+    for section in set(SECTIONS) - {"curves-section", "next", "reproduce"}:
         assert HOSTILE in page[section], section
     assert "49" not in page["findings"]  # the template did not evaluate it
 
@@ -637,6 +709,20 @@ def test_a_page_that_cannot_be_written_is_an_error_of_the_machine(run: RunDir, m
     with pytest.raises(MachineError):
         build_report(run)
     assert run.report.read_bytes() == before
+
+
+def test_steps_without_a_loss_and_sets_without_a_tuned_model_are_shown(run: RunDir) -> None:
+    run.metrics.write_text('{"step": 1, "rejected": true}\n')
+
+    def leave_out_tuned(summary: Any) -> None:
+        variants = summary["sets"]["old_tools"]["variants"]
+        summary["sets"]["old_tools"].update(variants={"base": variants["base"]}, comparisons=[])
+
+    change(run.eval_summary, leave_out_tuned)
+    page = page_of(run)
+    assert "No step has logged a loss" in page["curves-section"]
+    assert "old_tools" in page["scores"]
+    assert [tag for tag, _ in page.tags].count("script") == 2  # no charts, no library
 
 
 def test_numbers_that_are_not_finite_do_not_reach_the_charts(tmp_path: Path) -> None:
