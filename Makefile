@@ -92,7 +92,7 @@ clean: ## remove everything that can be made again but .venv; runs/ is kept
 
 # A stamp is newer than what it was installed from, so a second `make` goes straight to work.
 $(VENV)/.core: pyproject.toml constraints.txt
-	@$(call install,.)
+	@$(call install,.[train])
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt

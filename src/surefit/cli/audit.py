@@ -371,7 +371,7 @@ def _recipe_of(name: str, section: DataSection) -> TaskRecipe:
 def build_audit_job(config: SureFitConfig) -> AuditJob:
     """Return the audit settings of a config's data."""
     from surefit.data.audit.chunk import AuditJob
-    from surefit.model.tokenizer import load_tokenizer
+    from surefit.stages.tokenizers import load_installed_tokenizer
 
     return AuditJob(
         source=config.data.train,
@@ -379,7 +379,7 @@ def build_audit_job(config: SureFitConfig) -> AuditJob:
         recipe=partial(_recipe_of, config.recipe, config.data),
         recipe_name=config.recipe,
         fmt=config.data.format,
-        tokenizer=partial(load_tokenizer, config.model),
+        tokenizer=partial(load_installed_tokenizer, config.model),
         max_length=config.data.max_length,
         thinking=config.data.thinking,
     )

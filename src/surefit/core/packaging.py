@@ -1,17 +1,38 @@
-"""Installation of SureFit's extras: it is on no package index, so from its clone and with the tested versions. The hash
-of what is installed."""
+"""Installation of SureFit and its extras: it is on no package index, so from its clone and with the tested versions,
+or from its wheel. Errors for packages that are missing or broken. The hash of what is installed."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import shlex
 import sys
+from collections.abc import Iterator
 from functools import cache
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_tb
+from urllib.parse import unquote, urlsplit
 
 import surefit
+from surefit.core.errors import MachineError
 
 INSTALL = "pip install -c constraints.txt"
 """Command to run in the clone. On an index, the name would be somebody else's package."""
+EXTRAS = {
+    "data": ("aiohttp", "datasets", "pyarrow"),
+    "metrics": ("amr", "penman", "rouge_score", "sympy"),
+    "train": ("accelerate", "peft", "safetensors", "torch", "transformers"),
+}
+"""Extra → the modules that it adds to the core; `train` installs the other two as well."""
+PURPOSES = {
+    "data": "Parquet and Arrow files, hub data sets and rows at a web address",
+    "metrics": "AMR graphs, ROUGE scores and comparing formulas",
+    "train": "everything that loads a model",
+}
+_DISTRIBUTIONS = {"amr": "smatch", "rouge_score": "rouge-score"}
+"""Module → package, where the names differ."""
 
 
 def install_extra(extra: str, *, upgrade: bool = False) -> str:
@@ -20,7 +41,133 @@ def install_extra(extra: str, *, upgrade: bool = False) -> str:
     >>> install_extra("quant")
     "in the clone of SureFit: pip install -c constraints.txt '.[quant]'"
     """
-    return f"in the clone of SureFit: {INSTALL}{' --upgrade' if upgrade else ''} '.[{extra}]'"
+    flag = " --upgrade" if upgrade else ""
+    if (wheel := _installed_wheel()) is not None:
+        return f"pip install{flag} {shlex.quote(f'{wheel}[{extra}]')}"
+    return f"in the clone of SureFit: {INSTALL}{flag} '.[{extra}]'"
+
+
+def _installed_wheel() -> Path | None:
+    """Return the wheel file that SureFit was installed from, if it was and the file still exists."""
+    try:
+        origin = json.loads(metadata.distribution("surefit").read_text("direct_url.json") or "{}")
+    except (metadata.PackageNotFoundError, OSError, ValueError):
+        return None
+    address = urlsplit(str(origin.get("url", "")))
+    path = Path(unquote(address.path))
+    return path if address.scheme == "file" and path.suffix == ".whl" and path.is_file() else None
+
+
+# Packages that are missing or broken
+
+
+def require_extra(extra: str, instead: str | None = None) -> None:
+    """Raise if a package of an extra is not installed; none is imported.
+
+    Args:
+        extra: one of `EXTRAS`.
+        instead: what works without it, for the advice.
+
+    Raises:
+        MachineError: with the missing packages and the command that installs them.
+    """
+    if missing := [name for name in EXTRAS[extra] if not is_installed(name)]:
+        raise _missing_error(extra, missing, instead=instead)
+
+
+def require_import(module: str, path: str | Path | None = None) -> None:
+    """Import a module of an extra, for the caller's own import statement after it.
+
+    Args:
+        path: the file that needs it, for the message.
+
+    Raises:
+        MachineError: it is missing or broken.
+    """
+    try:
+        import_module(module)
+    except (ImportError, OSError) as error:
+        problem = explain_import_error(error)
+        if problem is None:
+            raise
+        problem.path = None if path is None else str(path)
+        raise problem from error
+
+
+def explain_import_error(error: BaseException) -> MachineError | None:
+    """Return the error for a package of an extra that is missing or cannot be imported; None for any other error.
+
+    A shared library that is missing (an ImportError, or an OSError where torch loads it) comes from the module that was
+    being imported: the innermost one of an extra's package.
+    """
+    for cause in _causes(error):
+        module = cause.name.partition(".")[0] if isinstance(cause, ImportError) and cause.name else ""
+        if isinstance(cause, ModuleNotFoundError) and (extra := _extra_of(module)) and not is_installed(module):
+            missing = [name for name in EXTRAS[extra] if not is_installed(name)] if extra == "train" else [module]
+            return _missing_error(extra, missing)
+        if isinstance(cause, ImportError | OSError) and (broken := _imported_package(cause)):
+            return _broken_error(broken, cause)
+        if isinstance(cause, ImportError) and _extra_of(module):
+            return _broken_error(module, cause)
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions that led to an error, the first one first."""
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
+    yield from reversed(chain)
+
+
+def _imported_package(error: BaseException) -> str | None:
+    """Return the package of an extra whose module was being imported when the error was raised."""
+    modules = [
+        str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        for frame, _ in walk_tb(error.__traceback__)
+        if frame.f_code.co_name == "<module>"
+    ]
+    return next((name for name in reversed(modules) if _extra_of(name)), None)
+
+
+def _extra_of(module: str) -> str | None:
+    return next((extra for extra, names in EXTRAS.items() if module in names), None)
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module is found, without importing it."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _missing_error(extra: str, modules: list[str], instead: str | None = None) -> MachineError:
+    names = [_DISTRIBUTIONS.get(name, name) for name in modules]
+    listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    state = "are not installed; they are" if len(names) > 1 else "is not installed; it is"
+    return MachineError(
+        f"{listed} {state} needed for {PURPOSES[extra]}",
+        code="E1075",
+        help=install_extra(extra) + (f"; {instead}" if instead else ""),
+    )
+
+
+def _broken_error(module: str, error: BaseException) -> MachineError:
+    package = _DISTRIBUTIONS.get(module, module)
+    try:
+        version = f" {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        version = ""
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return MachineError(
+        f"{package}{version} is installed but cannot be imported: {reason}",
+        code="E1076",
+        help=f"`surefit doctor` says what fits this machine; to install it again, pip uninstall {package}, then "
+        f"{install_extra(_extra_of(module) or 'train')}",
+    )
 
 
 @cache
