@@ -30,7 +30,6 @@ TORCH_FREE = (
 )
 DISTRIBUTIONS = {
     "amr": "smatch",
-    "dotenv": "python-dotenv",
     "huggingface_hub": "huggingface-hub",
     "liger_kernel": "liger-kernel",
     "markupsafe": "jinja2",  # its string type, and always installed with it

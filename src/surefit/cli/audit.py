@@ -19,6 +19,7 @@ from surefit.cli.render import Output
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, DataError, SureFitError
 from surefit.core.output import json_with, output_file
+from surefit.core.packaging import install_extra, is_installed
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import duration_text, plural
 from surefit.stages.eval_prompts import list_eval_sources
@@ -127,6 +128,8 @@ def audit(
             # Examples quote the rows, and a row may hold a key.
             write_atomic(path, redact(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
             out.note(f"written: {path}")
+            if not is_installed("py3langid"):
+                out.note(f"without the rows' languages, which need py3langid: {install_extra('data')}")
     out.result(result)
     if "fix" in result:
         return EXIT_OK

@@ -21,13 +21,13 @@ from surefit.core.errors import MachineError
 INSTALL = "pip install -c constraints.txt"
 """Command to run in the clone. On an index, the name would be somebody else's package."""
 EXTRAS = {
-    "data": ("aiohttp", "datasets", "pyarrow"),
+    "data": ("aiohttp", "datasets", "py3langid", "pyarrow"),
     "metrics": ("amr", "penman", "rouge_score", "sympy"),
     "train": ("accelerate", "peft", "safetensors", "torch", "transformers"),
 }
 """Extra → the modules that it adds to the core; `train` installs the other two as well."""
 PURPOSES = {
-    "data": "Parquet and Arrow files, hub data sets and rows at a web address",
+    "data": "Parquet and Arrow files, zstd, hub data sets, rows at a web address and naming their languages",
     "metrics": "AMR graphs, ROUGE scores and comparing formulas",
     "train": "everything that loads a model",
 }

@@ -17,6 +17,7 @@ from surefit.config.memory import WORDS
 from surefit.config.resolve import ResolvedConfig
 from surefit.config.world import count_processes
 from surefit.core.errors import SureFitError
+from surefit.core.packaging import explain_import_error
 from surefit.core.units import bytes_text, plural
 from surefit.facts.disk import disk_terms, download_term
 from surefit.facts.eval_prompts import EvalPromptFacts
@@ -208,6 +209,8 @@ def _one_line_error(error: Exception) -> str:
     """Return an error in one line."""
     if isinstance(error, SureFitError):
         return error.message
+    if (package_problem := explain_import_error(error)) is not None:
+        return package_problem.message
     first = next((f": {line[:200]}" for line in str(error).splitlines() if line.strip()), "")
     return f"the model's code does not run on tensors without data ({type(error).__name__}{first})"
 
