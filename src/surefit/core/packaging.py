@@ -21,16 +21,23 @@ from surefit.core.errors import MachineError
 INSTALL = "pip install -c constraints.txt"
 """Command to run in the clone. On an index, the name would be somebody else's package."""
 EXTRAS = {
-    "data": ("aiohttp", "datasets", "py3langid", "pyarrow"),
-    "metrics": ("amr", "penman", "rouge_score", "sympy"),
-    "train": ("accelerate", "peft", "safetensors", "torch", "transformers"),
+    "data": {
+        "aiohttp": "rows at a web address",
+        "datasets": "data sets of the hub",
+        "py3langid": "the languages of rows",
+        "pyarrow": "Parquet, Arrow and zstd files",
+    },
+    "metrics": {
+        "amr": "scores of AMR graphs",
+        "penman": "AMR graphs",
+        "rouge_score": "ROUGE scores",
+        "sympy": "comparing formulas",
+    },
+    "train": dict.fromkeys(
+        ("torch", "transformers", "peft", "accelerate", "safetensors"), "everything that loads a model"
+    ),
 }
-"""Extra → the modules that it adds to the core; `train` installs the other two as well."""
-PURPOSES = {
-    "data": "Parquet and Arrow files, zstd, hub data sets, rows at a web address and naming their languages",
-    "metrics": "AMR graphs, ROUGE scores and comparing formulas",
-    "train": "everything that loads a model",
-}
+"""Extra → the modules that it adds to the core, and what needs each; `train` installs the other two as well."""
 _DISTRIBUTIONS = {"amr": "smatch", "rouge_score": "rouge-score"}
 """Module → package, where the names differ."""
 
@@ -61,18 +68,14 @@ def _installed_wheel() -> Path | None:
 # Packages that are missing or broken
 
 
-def require_extra(extra: str, instead: str | None = None) -> None:
-    """Raise if a package of an extra is not installed; none is imported.
-
-    Args:
-        extra: one of `EXTRAS`.
-        instead: what works without it, for the advice.
+def require_extra(extra: str) -> None:
+    """Raise if a package of one of `EXTRAS` is not installed; none is imported.
 
     Raises:
         MachineError: with the missing packages and the command that installs them.
     """
     if missing := [name for name in EXTRAS[extra] if not is_installed(name)]:
-        raise _missing_error(extra, missing, instead=instead)
+        raise _missing_error(extra, missing)
 
 
 def require_import(module: str, path: str | Path | None = None) -> None:
@@ -144,14 +147,14 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def _missing_error(extra: str, modules: list[str], instead: str | None = None) -> MachineError:
+def _missing_error(extra: str, modules: list[str]) -> MachineError:
     names = [_DISTRIBUTIONS.get(name, name) for name in modules]
     listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
     state = "are not installed; they are" if len(names) > 1 else "is not installed; it is"
     return MachineError(
-        f"{listed} {state} needed for {PURPOSES[extra]}",
+        f"{listed} {state} needed for {EXTRAS[extra][modules[0]]}",
         code="E1075",
-        help=install_extra(extra) + (f"; {instead}" if instead else ""),
+        help=install_extra(extra),
     )
 
 
