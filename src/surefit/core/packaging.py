@@ -15,7 +15,6 @@ from pathlib import Path
 from traceback import walk_tb
 from urllib.parse import unquote, urlsplit
 
-import surefit
 from surefit.core.errors import MachineError
 
 INSTALL = "pip install -c constraints.txt"
@@ -177,7 +176,7 @@ def _broken_error(module: str, error: BaseException) -> MachineError:
 def code_sha256() -> str:
     """Return the hash of SureFit's modules and of the names of all packages, which include their versions: with another
     version a row may become another example, and a step may need other memory."""
-    root, digest = Path(surefit.__file__).parent, hashlib.sha256(sys.version.encode())
+    root, digest = Path(__file__).parents[1], hashlib.sha256(sys.version.encode())
     for name in sorted({entry.name for directory in sys.path for entry in Path(directory).glob("*.dist-info")}):
         digest.update(f"{name}\n".encode())
     for path in sorted(root.rglob("*.py")):
