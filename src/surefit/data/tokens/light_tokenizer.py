@@ -126,7 +126,7 @@ def load_light_tokenizer(section: ModelSection) -> LightTokenizer:
     if library is None:
         raise ModelError(
             "there is no usable tokenizer.json, and other tokenizers are read by transformers",
-            code="E4039",
+            code="E4145",
             path=section.name_or_path,
             field="model.name_or_path",
             help=install_extra("train"),
