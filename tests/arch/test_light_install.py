@@ -169,10 +169,10 @@ def test_init_explain_and_plan(folder: Path, light: dict[str, str]) -> None:
 @pytest.mark.parametrize("verb", TRAINING)
 def test_a_verb_that_loads_a_model_says_what_is_missing(folder: Path, light: dict[str, str], verb: str) -> None:
     code, error, stderr = surefit(folder, light, verb, *TRAINING[verb])
-    assert (code, error["code"], error["exit_code"]) == (3, "E1075", 3)
+    assert (code, error["code"], error["exit_code"]) == (3, "E1090", 3)
     assert [name for name in EXTRAS["train"] if name not in error["message"]] == []
     assert error["help"] == "in the clone of SureFit: pip install -c constraints.txt '.[train]'"
-    assert stderr.count("E1075") == 1
+    assert stderr.count("E1090") == 1
     assert not (folder / "runs/light/resolved.yaml").exists()
 
 
@@ -184,7 +184,7 @@ def test_rows_that_need_an_extra(folder: Path, light: dict[str, str], source: st
     if source.endswith(".zst"):
         (folder / source).write_bytes(b"\x28\xb5\x2f\xfd" + b"\0" * 20)
     code, error, _ = surefit(folder, light, "audit", "run.yaml", "--set", f"data.train={source}")
-    assert (code, error["code"], error["path"]) == (3, "E1075", source)
+    assert (code, error["code"], error["path"]) == (3, "E1090", source)
     assert error["message"].startswith(f"{package} is not installed")
     assert ".[data]" in error["help"]
     _, report, _ = surefit(folder, light, "check", "run.yaml", "--set", f"data.train={source}")
@@ -196,7 +196,7 @@ def test_rows_that_need_an_extra(folder: Path, light: dict[str, str], source: st
 def test_a_recipe_that_needs_an_extra(folder: Path, light: dict[str, str]) -> None:
     config = ROOT / "configs/amr-parsing-nano.yaml"
     code, error, _ = surefit(folder, light, "audit", config, "--passport", "amr.json")
-    assert (code, error["code"]) == (3, "E1075")
+    assert (code, error["code"]) == (3, "E1090")
     assert ".[metrics]" in error["help"]
 
 
@@ -213,7 +213,7 @@ def test_a_torch_whose_library_is_missing(tmp_path: Path, kind: str) -> None:
     environment = light_environment(tmp_path) | {"HIDDEN_MODULES": "[]", "HIDDEN_DISTRIBUTIONS": "[]"}
     done = run_light(tmp_path, "calibrate", "--json", environment=environment)
     error = json.loads(done.stdout.splitlines()[-1])
-    assert (done.returncode, error["code"]) == (3, "E1076")
+    assert (done.returncode, error["code"]) == (3, "E1091")
     assert "torch" in error["message"]
     assert reason in error["message"]
     assert "surefit doctor" in error["help"]
@@ -225,7 +225,7 @@ def test_a_release_without_what_is_imported() -> None:
         from transformers import NothingOfThisName  # type: ignore[attr-defined]  # noqa: F401
     error = explain_import_error(raised.value)
     assert error is not None
-    assert (error.code, error.exit_code) == ("E1076", 3)
+    assert (error.code, error.exit_code) == ("E1091", 3)
     assert "NothingOfThisName" in error.message
 
 

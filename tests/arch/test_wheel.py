@@ -123,7 +123,7 @@ def test_the_error_without_torch_names_the_command_after_which_it_trains(
     run = folder / "runs/demo"
     train = ["train", config, "--set", f"output_dir={run}", "--set", "train.max_steps=4"]
     code, error = surefit(*train)
-    assert (code, error["code"], error["exit_code"]) == (3, "E1075", 3)
+    assert (code, error["code"], error["exit_code"]) == (3, "E1090", 3)
     assert not run.exists()
     pip, command, requirement = shlex.split(error["help"])
     assert (pip, command, requirement) == ("pip", "install", f"{wheel}[train]")

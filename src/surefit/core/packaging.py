@@ -152,7 +152,7 @@ def _missing_error(extra: str, modules: list[str]) -> MachineError:
     state = "are not installed; they are" if len(names) > 1 else "is not installed; it is"
     return MachineError(
         f"{listed} {state} needed for {EXTRAS[extra][modules[0]]}",
-        code="E1075",
+        code="E1090",
         help=install_extra(extra),
     )
 
@@ -166,7 +166,7 @@ def _broken_error(module: str, error: BaseException) -> MachineError:
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return MachineError(
         f"{package}{version} is installed but cannot be imported: {reason}",
-        code="E1076",
+        code="E1091",
         help=f"`surefit doctor` says what fits this machine; to install it again, pip uninstall {package}, then "
         f"{install_extra(_extra_of(module) or 'train')}",
     )

@@ -123,7 +123,7 @@ def test_a_model_without_tokenizer_json(sentencepiece_like: Path, tmp_path: Path
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError) as raised:
         load_light_tokenizer(section(folder))
-    assert (raised.value.code, raised.value.path) == ("E4145", str(folder))
+    assert (raised.value.code, raised.value.path) == ("E4190", str(folder))
     assert ".[train]" in str(raised.value.help)
 
 
@@ -156,4 +156,4 @@ def test_a_hub_model_is_fetched_without_its_weights(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(MachineError) as raised:
         load_light_tokenizer(settings)
-    assert raised.value.code == "E4144"
+    assert raised.value.code == "E4191"

@@ -126,7 +126,7 @@ def load_light_tokenizer(section: ModelSection) -> LightTokenizer:
     if library is None:
         raise ModelError(
             "there is no usable tokenizer.json, and other tokenizers are read by transformers",
-            code="E4145",
+            code="E4190",
             path=section.name_or_path,
             field="model.name_or_path",
             help=install_extra("train"),
@@ -162,7 +162,7 @@ def _download_tokenizer(section: ModelSection) -> Path:
     if env.offline():
         raise MachineError(
             f"the tokenizer of {name} is not on this machine, and offline mode is on",
-            code="E4144",
+            code="E4191",
             help=f"download it first (`hf download {name}`), or unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE",
         )
     from huggingface_hub import snapshot_download
