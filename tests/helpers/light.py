@@ -20,16 +20,22 @@ ROOT = Path(__file__).parents[2]
 HIDE = '''
 import json, os, sys
 from importlib import metadata
+from importlib.machinery import PathFinder
 
-class Hidden:
-    """Finds nothing of the hidden packages, and says so before any other finder is asked."""
+class Visible:
+    """Finds what PathFinder finds, but for the hidden packages."""
     names = frozenset(json.loads(os.environ["HIDDEN_MODULES"]))
 
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in self.names:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Hidden())
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in self.names else self.finder.find_spec(name, path, target)
+
+sys.meta_path = [Visible(finder) if finder is PathFinder else finder for finder in sys.meta_path]
 hidden = frozenset(json.loads(os.environ["HIDDEN_DISTRIBUTIONS"]))
 from_name = metadata.Distribution.from_name.__func__
 

@@ -152,9 +152,10 @@ def _failed_system_call(out: Output, error: OSError) -> int:
 def _report_package(out: Output, error: Exception) -> int | None:
     """Report a package that is missing or cannot be imported; return the exit code, or None for any other error."""
     problem = explain_import_error(error)
-    if problem is not None:
-        out.error(problem)
-    return problem and problem.exit_code
+    if problem is None:
+        return None
+    out.error(problem)
+    return problem.exit_code
 
 
 def _stdout_failed(out: Output, error: OSError) -> int:
