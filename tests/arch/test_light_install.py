@@ -175,6 +175,21 @@ def test_a_verb_that_loads_a_model_says_what_is_missing(folder: Path, light: dic
     assert not (folder / "runs/light/resolved.yaml").exists()
 
 
+def test_the_functions_of_python(folder: Path, light: dict[str, str]) -> None:
+    program = (
+        "import surefit\n"
+        "from surefit.core.errors import MachineError\n"
+        "print(surefit.check('run.yaml').document['rules'] > 100, surefit.plan('run.yaml', gpu='4090').verdict)\n"
+        "for function in (surefit.train, surefit.merge, surefit.evaluate):\n"
+        "    try: function('run.yaml')\n"
+        "    except MachineError as error: print(error.code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=light, cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["True", "fits", "E1090", "E1090", "E1090"], done.stderr
+
+
 @pytest.mark.parametrize(
     ("source", "package"),
     [("rows.parquet", "pyarrow"), ("rows.jsonl.zst", "pyarrow"), ("owner/name@train", "datasets")],
