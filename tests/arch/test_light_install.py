@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -271,7 +272,7 @@ def test_an_installed_wheel_is_named_with_the_extra(tmp_path: Path, monkeypatch:
     wheel = tmp_path / "the wheels/surefit-0.1.0-py3-none-any.whl"
     origin = {"url": wheel.as_uri(), "archive_info": {}}
     distribution = SimpleNamespace(read_text=lambda name: json.dumps(origin))
-    monkeypatch.setattr(packaging.metadata, "distribution", lambda name: distribution)
+    monkeypatch.setattr(metadata, "distribution", lambda name: distribution)
     clone = "in the clone of SureFit: pip install -c constraints.txt '.[train]'"
     assert install_extra("train") == clone, "that file is gone"
     wheel.parent.mkdir()

@@ -9,11 +9,10 @@ import shlex
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
-from urllib.parse import unquote, urlsplit
 
 from surefit.core.errors import MachineError
 
@@ -55,6 +54,9 @@ def install_extra(extra: str, *, upgrade: bool = False) -> str:
 
 def _installed_wheel() -> Path | None:
     """Return the wheel file that SureFit was installed from, if it was and the file still exists."""
+    from importlib import metadata  # 30 modules that `surefit --help` does not need
+    from urllib.parse import unquote, urlsplit
+
     try:
         origin = json.loads(metadata.distribution("surefit").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, OSError, ValueError):
@@ -158,6 +160,8 @@ def _missing_error(extra: str, modules: list[str]) -> MachineError:
 
 
 def _broken_error(module: str, error: BaseException) -> MachineError:
+    from importlib import metadata
+
     package = _DISTRIBUTIONS.get(module, module)
     try:
         version = f" {metadata.version(package)}"
