@@ -1,7 +1,7 @@
 # From a bare clone: `make demo` or `make test`. Needed: Python 3.11 to 3.13 and a package registry that pip can reach.
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo demo-real real test test-all test-long lint format types contracts docs reference cards figures nano samples gpu-kit lock clean
+.PHONY: help demo demo-real real test test-all test-long lint format types contracts docs reference cards figures nano samples wheel gpu-kit lock clean
 
 # The first interpreter of a supported version; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
@@ -75,6 +75,13 @@ cards: $(VENV)/.core ## rewrite docs/reference/cards.md, what common GPUs can tr
 figures: $(VENV)/.core ## rewrite the figures of plans that pages quote; minutes
 	$(RUN)/python scripts/recipe_figures.py
 
+wheel: ## build what an index would get, into dist/; the same bytes every time
+	rm -rf dist .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	PIP_CONSTRAINT=constraints.txt .venv-wheel/bin/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist .
+	rm -rf .venv-wheel
+	@ls -l dist
+
 gpu-kit: $(VENV)/.core ## wheels and predictions for a GPU machine without a network, into benchmarks/gpu-kit/
 	$(RUN)/python benchmarks/gpu_kit.py
 
@@ -92,7 +99,7 @@ clean: ## remove everything that can be made again but .venv; runs/ is kept
 
 # A stamp is newer than what it was installed from, so a second `make` goes straight to work.
 $(VENV)/.core: pyproject.toml constraints.txt
-	@$(call install,.)
+	@$(call install,.[train])
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt

@@ -27,7 +27,7 @@ PREDICTIONS = "predictions.json"
 MOST_BYTES = 45_000_000
 WHEELS = (
     "annotated-types", "bitsandbytes", "datasets", "dill", "hypothesis", "iniconfig", "liger-kernel", "multiprocess",
-    "pandas", "penman", "pluggy", "pydantic", "pydantic-core", "pytest", "python-dateutil", "python-dotenv",
+    "pandas", "penman", "pluggy", "pydantic", "pydantic-core", "pytest", "python-dateutil",
     "sortedcontainers", "trl", "typing-extensions", "typing-inspection", "xxhash",
 )  # fmt: skip
 """Beside torch, transformers, PEFT, accelerate and PyArrow, which alone is over the limit."""

@@ -24,6 +24,7 @@ import yaml
 from surefit.config.load import LoadedConfig, load_config, load_text
 from surefit.core import env
 from surefit.core.errors import ConfigError, DataError
+from surefit.core.packaging import require_extra
 from surefit.core.progress import progress_listener
 from surefit.core.rundir import write_atomic
 from surefit.results import Certificate, CheckReport, Comparison, FindingResult, Plan, Scores, TrainingResult
@@ -174,10 +175,13 @@ def train(
 
     Raises:
         CheckFailed: the check has findings of severity error.
+        MachineError: torch or another package of the extra `train` is not installed.
         Interrupted: by Ctrl-C, with the work saved; `resume=True` continues.
         ConfigError: the config needs several devices, which `surefit train --gpus N` starts.
     """
     from surefit.config.world import count_processes
+
+    require_extra("train")
     from surefit.stages.training import train_run as train_run
 
     run = load_checked_run(_target(target))
@@ -205,6 +209,7 @@ def merge(target: Target | TrainingResult, into: str = "auto", *, quiet: bool = 
     Raises:
         GateError: it does not; the merged model is deleted.
     """
+    require_extra("train")
     from surefit.stages.merging import merge_run
 
     run = _run(target)
@@ -220,6 +225,7 @@ def evaluate(target: Target | TrainingResult, variants: Sequence[str] | None = N
     Args:
         variants: score only these: base, adapter, merged, model, served, or step-N.
     """
+    require_extra("train")
     from surefit.stages.evaluating import evaluate_run as evaluate_run
 
     with _progress_lines(quiet) as watcher:

@@ -30,7 +30,6 @@ TORCH_FREE = (
 )
 DISTRIBUTIONS = {
     "amr": "smatch",
-    "dotenv": "python-dotenv",
     "huggingface_hub": "huggingface-hub",
     "liger_kernel": "liger-kernel",
     "markupsafe": "jinja2",  # its string type, and always installed with it
@@ -99,15 +98,18 @@ def test_what_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = distributions(project["dependencies"])
     brought = {name: lines for name, lines in project["optional-dependencies"].items() if name not in ("dev", "docs")}
-    extras = distributions(line for lines in brought.values() for line in lines)
+    extras = distributions(line for lines in brought.values() for line in lines) - {"surefit"}
+    training = distributions(brought["train"]) - {"surefit"}
     trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")}
     imported = outside(node for tree in trees.values() for node in ast.walk(tree))
     assert imported - extras == declared, "pyproject.toml's dependencies are what src imports, no more and no less"
-    # These are imported as a whole or not at all: the page by its verb, Triton's kernels by a tensor on a GPU.
+    assert training | distributions(brought["data"] + brought["metrics"]) <= imported
+    # These are imported as a whole or not at all: the page by its verb, Triton's kernels by a tensor on a GPU. So
+    # is what trains, by verbs that need it all: tests/arch/test_light_install.py runs the others without it.
     page, kernels = ROOT / "src/surefit/ui", set((ROOT / "src/surefit/model").glob("triton_*.py"))
     everywhere = [tree for file, tree in trees.items() if not (file.is_relative_to(page) or file in kernels)]
     at_once = outside(node for tree in everywhere for node in tree.body)
-    assert not at_once & extras, "what an extra brings is imported where it is used, not by every user"
+    assert not at_once & (extras - training), "what an extra brings is imported where it is used, not by every user"
     names = {node.module for tree in everywhere for node in tree.body if isinstance(node, ast.ImportFrom)}
     assert not {name for name in names if name and name.startswith(("surefit.ui", "surefit.model.triton"))}
 

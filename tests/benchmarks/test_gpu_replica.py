@@ -30,7 +30,7 @@ THERE = (
 )  # fmt: skip
 MISSING = (
     "bitsandbytes", "datasets", "deepspeed", "liger-kernel", "mlflow", "pandas", "penman", "pydantic", "pydantic-core",
-    "python-dotenv", "rouge-score", "smatch", "trl", "xgrammar",
+    "rouge-score", "smatch", "trl", "xgrammar",
 )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def test_a_day_in_the_replica_with_a_stage_killed(
     became = json.loads((out / "kit.json").read_text())
     assert all(word == "unpacked" or word.endswith("is installed") for word in became.values()), became
     unpacked = {name.partition("-")[0].lower().replace("_", "-") for name in became if became[name] == "unpacked"}
-    assert unpacked >= {"pydantic", "datasets", "bitsandbytes", "trl", "python-dotenv", "pandas"}
+    assert unpacked >= {"pydantic", "datasets", "bitsandbytes", "trl", "pandas"}
 
 
 def test_its_own_python_imports_what_the_kit_has_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_its_own_python_imports_what_the_kit_has_for_it(tmp_path: Path, monkeypa
     said = succeed(new, "-c", f"{unpack}p.Path({str(site)!r})))", PYTHONPATH=str(BENCHMARKS))
     assert "not for this interpreter" not in said
     path = os.pathsep.join((str(ROOT / "src"), str(site)))
-    names = "datasets, dotenv, hypothesis, pandas, penman, pydantic, pytest, xxhash"
+    names = "datasets, hypothesis, pandas, penman, pydantic, pytest, xxhash"
     succeed(new, "-c", f"import {names}", PYTHONPATH=path)
     config = ROOT / "configs/function-calling-llama-3.2-3b.yaml"
     planned = succeed(new, "-m", "surefit", "plan", config, "--quick", "--gpu", "h200", "--json", PYTHONPATH=path)

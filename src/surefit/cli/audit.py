@@ -19,6 +19,7 @@ from surefit.cli.render import Output
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, DataError, SureFitError
 from surefit.core.output import json_with, output_file
+from surefit.core.packaging import install_extra, is_installed
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import duration_text, plural
 from surefit.stages.eval_prompts import list_eval_sources
@@ -130,6 +131,8 @@ def audit(
             # Examples quote the rows, and a row may hold a key.
             write_atomic(path, redact(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
             out.note(f"written: {path}")
+            if not is_installed("py3langid"):
+                out.note(f"without the rows' languages, which need py3langid: {install_extra('data')}")
     errors = [finding["code"] for finding in result["findings"] if finding["severity"] == "error"]
     _say_next(out, target, overrides or (), subject, errors, result.get("fix"))
     out.result(result)
@@ -406,7 +409,7 @@ def _recipe_of(name: str, section: DataSection) -> TaskRecipe:
 def build_audit_job(config: SureFitConfig) -> AuditJob:
     """Return the audit settings of a config's data."""
     from surefit.data.audit.chunk import AuditJob
-    from surefit.model.tokenizer import load_tokenizer
+    from surefit.stages.tokenizers import load_installed_tokenizer
 
     return AuditJob(
         source=config.data.train,
@@ -414,7 +417,7 @@ def build_audit_job(config: SureFitConfig) -> AuditJob:
         recipe=partial(_recipe_of, config.recipe, config.data),
         recipe_name=config.recipe,
         fmt=config.data.format,
-        tokenizer=partial(load_tokenizer, config.model),
+        tokenizer=partial(load_installed_tokenizer, config.model),
         max_length=config.data.max_length,
         thinking=config.data.thinking,
     )

@@ -167,7 +167,7 @@ def _show_examples(out: Output, context: RunContext, count: int) -> None:
     from surefit.data.rows.layouts import to_examples, with_place
     from surefit.data.rows.reasoning import apply_reasoning_mode
     from surefit.data.tokens.show import decode_segments
-    from surefit.model.tokenizer import load_tokenizer
+    from surefit.stages.tokenizers import load_installed_tokenizer
 
     if context.rows is None and context.problems:
         raise context.problems[0]
@@ -175,7 +175,7 @@ def _show_examples(out: Output, context: RunContext, count: int) -> None:
         raise ConfigError(
             "there are no local rows to show", code="E1010", field="data.train", help="name a file of rows"
         )
-    tokenizer = load_tokenizer(context.loaded.config.model)
+    tokenizer = load_installed_tokenizer(context.loaded.config.model)
     section = context.loaded.config.data
     examples = to_examples(context.rows.sample(count), context.recipe, section.format, section.bad_rows)
     examples = apply_reasoning_mode(examples, section.thinking)

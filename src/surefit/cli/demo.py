@@ -20,6 +20,7 @@ from surefit.cli.exits import verb
 from surefit.cli.render import Output
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.output import json_lines_with, output_file
+from surefit.core.packaging import require_extra
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic
 from surefit.core.sampling import evenly_spaced
 from surefit.core.units import duration_text, plural
@@ -90,6 +91,7 @@ def demo(
 
     if data is not None and not real:
         raise typer.BadParameter("--data needs --real")
+    require_extra("train")
     start = time.monotonic()
     chosen = REAL if real else BUILT_IN
     out.note(f"config: {chosen.config}")

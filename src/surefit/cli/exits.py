@@ -31,6 +31,7 @@ from surefit.core.errors import (
     SureFitError,
     os_help,
 )
+from surefit.core.packaging import explain_import_error
 from surefit.core.progress import progress_listener
 from surefit.core.rundir import FULL
 from surefit.core.units import printable, truncate_text
@@ -123,8 +124,8 @@ def _run(out: Output, work: Callable[[Output], int]) -> int:
         if error.errno in FULL and error.filename is None:  # stdout: an error of a file has its name
             raise
         code = _failed_system_call(out, error)
-    except Exception:
-        code = _report_bug(out)
+    except Exception as error:
+        code = _report_package(out, error) or _report_bug(out)
     return code
 
 
@@ -141,9 +142,18 @@ def _failed_system_call(out: Output, error: OSError) -> int:
     """Report a system call that failed on an invalid path or on the machine, else a bug; return the exit code."""
     kind = ConfigError if error.errno in USAGE else MachineError if error.errno in MACHINE else None
     if kind is None:
-        return _report_bug(out)
+        return _report_package(out, error) or _report_bug(out)
     path = truncate_text(str(error.filename), 200) if error.filename is not None else None
     problem = kind(error.strerror or str(error), code="E1201", path=path, help=os_help(error))
+    out.error(problem)
+    return problem.exit_code
+
+
+def _report_package(out: Output, error: Exception) -> int | None:
+    """Report a package that is missing or cannot be imported; return the exit code, or None for any other error."""
+    problem = explain_import_error(error)
+    if problem is None:
+        return None
     out.error(problem)
     return problem.exit_code
 

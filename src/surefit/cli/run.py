@@ -16,6 +16,7 @@ from surefit.cli.render import Output
 from surefit.cli.report import report_run_and_show
 from surefit.cli.train import train_and_show
 from surefit.core.errors import EXIT_OK
+from surefit.core.packaging import require_extra
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def run(
     from surefit.cli.processes import launch_training, local_process_count, with_process_count
     from surefit.stages.run_context import load_checked_run
 
+    require_extra("train")
     changes = with_process_count(config, overrides, gpus)
     prepared = dataclasses.replace(load_checked_run(config, changes), verb="run")
     if local_process_count(prepared) == 1:

@@ -16,6 +16,7 @@ from surefit.cli.options import Adapt, Gpus, Overrides, Overwrite, Resume, Targe
 from surefit.cli.render import Output
 from surefit.core import env
 from surefit.core.errors import EXIT_OK, ConfigError
+from surefit.core.packaging import require_extra
 from surefit.core.units import count_text, duration_text, plural
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def train(
     from surefit.cli.processes import launch_training, local_process_count, with_process_count
     from surefit.stages.run_context import load_checked_run
 
+    require_extra("train")
     changes = with_process_count(config, overrides, gpus)
     if env.distributed_env()[1] > 1:
         return _train_as_rank(out, config, changes, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)

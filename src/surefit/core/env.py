@@ -6,7 +6,6 @@ printed: `redact` removes them from any text on its way to a log or a file.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from surefit.core.dotenv_file import parse_dotenv
 from surefit.core.errors import ConfigError
 
 SECRET_NAMES = (
@@ -97,8 +97,6 @@ def load_dotenv(directory: Path | None = None) -> Dotenv | None:
     path = (directory or Path.cwd()) / ".env"
     if not path.is_file():
         return None
-    from dotenv import dotenv_values
-
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_DOTENV_BYTES + 1).decode("utf-8-sig")
@@ -107,7 +105,7 @@ def load_dotenv(directory: Path | None = None) -> Dotenv | None:
         raise _bad_dotenv(path, f"cannot be read: {reason}") from None
     if len(text) > MAX_DOTENV_BYTES:
         raise _bad_dotenv(path, f"larger than {MAX_DOTENV_BYTES // 1024} KiB: not a settings file")
-    settings = dotenv_values(stream=io.StringIO(text), interpolate=False)
+    settings = parse_dotenv(text)
     new_values = {name: value for name, value in settings.items() if value and name not in os.environ}
     accepted = {
         name: value for name, value in new_values.items() if name in DOTENV and not _would_send_credentials(name)

@@ -13,6 +13,7 @@ from typing import Any
 
 import surefit
 from surefit.core import env
+from surefit.core.packaging import EXTRAS, install_extra
 from surefit.core.units import MIB, bytes_text
 from surefit.doctor.probe import Probe
 from surefit.doctor.torch_builds import OF_CUDA_13, TORCH, install_command
@@ -86,7 +87,11 @@ def free_memory() -> list[int | None]:
 def torch_probes(cards: Sequence[DetectedGpu], interpreter: str = sys.executable) -> Iterator[Probe]:
     """Yield probes of importing torch, the GPUs it can use, and the attention kernels and collectives that run here."""
     if installed_version("torch") is None and interpreter == sys.executable:
-        yield Probe("torch works", "not installed", "fail", f"pip install '{TORCH}'", True)
+        if any(installed_version(name) for name in EXTRAS["train"]):
+            yield Probe("torch works", "not installed", "fail", f"pip install '{TORCH}'", True)
+        else:  # the core alone, which is no fault
+            fact = "not installed: this machine checks, audits and plans, and cannot train"
+            yield Probe("torch works", fact, "warn", install_extra("train"))
         return
     results, ending = _self_test(interpreter)
     first = results.pop("torch", None)

@@ -19,6 +19,7 @@ import surefit
 from surefit.config.resolve import missing_for_kernels
 from surefit.config.trackers import TRACKERS
 from surefit.core import env
+from surefit.core.packaging import EXTRAS, install_extra
 from surefit.core.units import GIB, bytes_text
 from surefit.doctor.devices import gpu_probes
 from surefit.doctor.places import disk_probes, file_system_probes, limit_probes, port_probes
@@ -74,13 +75,17 @@ def package_probes() -> Iterator[Probe]:
     requirements = metadata.requires("surefit") if installed_version("surefit") else None
     if requirements is None:
         yield Probe(
-            "surefit", f"{surefit.__version__}, not installed as a package", "warn", "pip install -e . in the clone"
+            "surefit",
+            f"{surefit.__version__}, not installed as a package",
+            "warn",
+            install_extra("train"),
         )
         return
     yield Probe("surefit", surefit.__version__)
     fitting = []
+    extras = [""] if installed_version("torch") is None else ["", *EXTRAS]
     for text in requirements:
-        probe = _package(text)
+        probe = _package(text, extras)
         if probe is not None and probe.verdict == "ok":
             fitting.append(f"{probe.name} {probe.fact}")
         elif probe is not None:
@@ -88,12 +93,15 @@ def package_probes() -> Iterator[Probe]:
     yield Probe("packages", f"{len(fitting)} in the tested ranges: {', '.join(fitting)}")
 
 
-def _package(text: str) -> Probe | None:
-    """Return the probe of one requirement; None if its marker excludes this environment."""
+def _package(text: str, extras: Sequence[str]) -> Probe | None:
+    """Return the probe of one requirement; None if its marker excludes this environment and these extras, or it is
+    SureFit's own."""
     from packaging.requirements import Requirement
 
     requirement = Requirement(text)
-    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+    if requirement.name == "surefit" or (
+        requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras)
+    ):
         return None
     version, specifier = installed_version(requirement.name), str(requirement.specifier)
     needs = f" (needs {specifier})" if specifier else ""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from surefit.config.trackers import TRACKERS
 from surefit.core import env
+from surefit.core.packaging import EXTRAS
 from surefit.facts.pins import compatible
 
 PACKAGES = (
@@ -102,18 +103,20 @@ class StackFacts:
                 if name in others and self.pinned:
                     if name in self.pinned and not compatible(self.pinned[name], text[len(name) :]):
                         yield UnmetRequirement(package, text, name, self.pinned[name])
-                elif name in others and (requirement := _unfit(text, self.versions.get(name))):
+                elif name in others and (requirement := _unfit(text, self.versions.get(name), package)):
                     yield UnmetRequirement(package, requirement, name, self.versions.get(name))
 
 
-def _unfit(text: str, version: str | None) -> str | None:
-    """Return the requirement without its marker where it applies here and `version` does not satisfy it, else None."""
+def _unfit(text: str, version: str | None, package: str) -> str | None:
+    """Return a package's requirement without its marker where it applies here and `version` does not satisfy it, else
+    None. SureFit's include those of `packaging.EXTRAS`, without which nothing is trained."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion, Version
 
     try:
         requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        extras = ("", *EXTRAS) if package == "surefit" else ("",)
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
             return None
         # The local part identifies the build (+cpu, +cu130), not the version.
         release = Version(version.partition("+")[0]) if version else None

@@ -15,6 +15,8 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from surefit.core.packaging import require_import
+
 # ---------------------------------------------------------------- string normalization (hendrycks/math)
 
 _DROPPED = ("\n", "\\!")
@@ -315,6 +317,7 @@ def _difference_is_zero(gold: str, given: str) -> bool:
     letters = {letter for letter in difference.replace("sqrt", "").replace("frac", "") if letter.isalpha()}
     if len(letters) > 2 or _TOO_HARD.search(difference) or len(difference) > MAX_EXPRESSION:
         return False
+    require_import("sympy")
     import sympy  # type: ignore[import-untyped,unused-ignore]  # half a second that most answers do not need
 
     try:

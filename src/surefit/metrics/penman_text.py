@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-import penman
-from penman.exceptions import PenmanError
+from surefit.core.packaging import require_import
 
 logging.getLogger("penman").setLevel(logging.ERROR)  # it warns of every gap; this module returns gaps instead
 
@@ -67,9 +66,12 @@ def is_well_formed(text: str) -> bool:
             return False
     if depth or not text.startswith("("):
         return False
+    require_import("penman")
+    import penman
+
     try:
         tree = penman.parse(text)
-    except PenmanError:
+    except penman.PenmanError:
         return False
     nodes = tree.nodes()
     return bool(nodes) and all(_complete(variable, branches) for variable, branches in nodes)

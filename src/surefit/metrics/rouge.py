@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from surefit.core.packaging import require_import
 from surefit.metrics.words import split_words
 
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -35,6 +36,7 @@ class _Words:
 
 @lru_cache
 def _scorer(tokens: Tokens) -> Any:
+    require_import("rouge_score.rouge_scorer")
     from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which needs a second
 
     tokenizer = _Words() if tokens == "letters" else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from surefit.core.packaging import require_import
 from surefit.metrics.alignment import BUDGET, Alignment, Pair, best_alignment
 
 LONGEST = 100_000
@@ -98,6 +99,7 @@ def read_graph(text: str) -> Graph | None:
     if len(text) > LONGEST:
         return None
     line = "".join(part for part in map(str.strip, text.splitlines()) if not part.startswith("#"))
+    require_import("amr")
     import amr  # smatch's own module, imported only when needed because no other task needs it
 
     try:

@@ -16,7 +16,8 @@ from surefit import __version__
 from surefit.config.memory import WORDS
 from surefit.config.resolve import ResolvedConfig
 from surefit.config.world import count_processes
-from surefit.core.errors import SureFitError
+from surefit.core.errors import MachineError, SureFitError
+from surefit.core.packaging import explain_import_error, require_extra
 from surefit.core.units import bytes_text, plural
 from surefit.facts.disk import disk_terms, download_term
 from surefit.facts.eval_prompts import EvalPromptFacts
@@ -93,8 +94,9 @@ def build_plan(
         disk.append(download)
     trainable = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
     train = resolved.config.train
-    estimate, not_simulated = _estimate(planner, resolved, hardware, quick)
-    time = None if quick else _time(planner, resolved, hardware, rows)
+    only_formula = "--quick was given" if quick else _missing_packages()
+    estimate, not_simulated = _estimate(planner, resolved, hardware, only_formula)
+    time = None if only_formula else _time(planner, resolved, hardware, rows)
     no_prompts = scored is not None and scored.nothing_to_score
     generation = None if no_prompts else _generation_entry(resolved, model, hardware, planner, scored)
     scoring = None
@@ -126,7 +128,11 @@ def build_plan(
             *_missing_simulation_notes(estimate, None if quick else not_simulated),
             *_rows_left_out(planner.lengths),
             *_unplanned_notes(
-                resolved, time, quick, no_prompts or generation is not None, no_prompts or scoring is not None
+                resolved,
+                time,
+                bool(only_formula),
+                no_prompts or generation is not None,
+                no_prompts or scoring is not None,
             ),
         ],
         "disk": [_entry(term) for term in disk],
@@ -154,12 +160,25 @@ def _entry(term: MemoryTerm) -> dict[str, Any]:
     return {"term": term.term, "bytes": term.bytes, "why": term.why}
 
 
+def _missing_packages() -> str | None:
+    """Return why nothing can be simulated on this machine: torch or another package is not installed."""
+    try:
+        require_extra("train")
+    except MachineError as error:
+        return error.message
+    return None
+
+
 def _estimate(
-    planner: Planner, resolved: ResolvedConfig, hardware: HardwareFacts, quick: bool
+    planner: Planner, resolved: ResolvedConfig, hardware: HardwareFacts, only_formula: str | None
 ) -> tuple[dict[str, Any] | None, str | None]:
     """Return the estimate, None where there is neither a simulation nor a closed form, and the reason why there is no
-    simulation."""
-    why = "--quick was given" if quick else planner.too_long(resolved)
+    simulation.
+
+    Args:
+        only_formula: such a reason that is known already.
+    """
+    why = only_formula or planner.too_long(resolved)
     simulation: dict[str, Any] = {}
     if why is None:
         try:
@@ -211,6 +230,8 @@ def _one_line_error(error: Exception) -> str:
     """Return an error in one line."""
     if isinstance(error, SureFitError):
         return error.message
+    if (package_problem := explain_import_error(error)) is not None:
+        return package_problem.message
     first = next((f": {line[:200]}" for line in str(error).splitlines() if line.strip()), "")
     return f"the model's code does not run on tensors without data ({type(error).__name__}{first})"
 
@@ -420,13 +441,13 @@ def _rows_left_out(lengths: ExampleLengths) -> Iterator[str]:
 def _unplanned_notes(
     resolved: ResolvedConfig,
     time: dict[str, Any] | None,
-    quick: bool,
+    untimed: bool,
     answered: bool,
     scored: bool,
 ) -> Iterator[str]:
     """Yield what was not timed, and what no plan counts."""
     if time is None:
-        yield "time" if quick else "time: the speed of this device is unknown; `surefit calibrate` measures it"
+        yield "time" if untimed else "time: the speed of this device is unknown; `surefit calibrate` measures it"
     else:
         yield "time of merging" if scored else "time of merging and scoring"
         if time["parts"] and not time["parts"]["evaluations"] and not resolved.config.data.holds_nothing_out:

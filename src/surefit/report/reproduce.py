@@ -54,7 +54,7 @@ def _install(found: Artefacts) -> str:
     versions = {name: environment.packages.get(name, "") for name in INSTALLED}
     pinned = [f"{name}=={version.partition('+')[0]}" for name, version in versions.items() if _plain(version)]
     is_valid = _plain(environment.surefit or "")
-    clone = f"# in a clone of SureFit {environment.surefit}:\npip install . " if is_valid else ""
+    clone = f"# in a clone of SureFit {environment.surefit}:\npip install '.[train]' " if is_valid else ""
     return f"{clone or 'pip install '}{' '.join(pinned)}".rstrip() if pinned or clone else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import io
 import logging
 import os
 import re
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from surefit.core import env, errors, sampling, units
+from surefit.core import dotenv_file, env, errors, sampling, units
+from surefit.core.dotenv_file import parse_dotenv
 from surefit.core.errors import ConfigError
 
 
-@pytest.mark.parametrize("module", [units, errors, sampling])
+@pytest.mark.parametrize("module", [units, errors, sampling, dotenv_file])
 def test_worked_numbers_in_docstrings(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 
@@ -28,6 +30,29 @@ def test_dotenv_fills_what_the_environment_lacks(tmp_path: Path, monkeypatch: py
     assert os.environ["WANDB_API_KEY"] == "abc def"
     monkeypatch.delenv("WANDB_API_KEY")
     assert env.load_dotenv(tmp_path / "elsewhere") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("A=1\nB = 2 \nexport C=3\n", {"A": "1", "B": "2", "C": "3"}),
+        ("# a comment\n\nA=1 # and another\nB=a#b\nC= # none\nD=#d\n", {"A": "1", "B": "a#b", "C": "", "D": "#d"}),
+        ("A='it is\\n #1' # x\nB='a\\'b'\n", {"A": "it is\\n #1", "B": "a'b"}),
+        ('A="a\\tb\\n\\"c\\""\nB="${HOME}/x"\n', {"A": 'a\tb\n"c"', "B": "${HOME}/x"}),
+        ("A='one\ntwo'\nB=3", {"A": "one\ntwo", "B": "3"}),
+        ("A=1\r\nB=2\r\n", {"A": "1", "B": "2"}),
+        ("A\nB=\n'C d'=4\n", {"A": None, "B": "", "C d": "4"}),
+        ('A=\'open\nB=2\n=3\nC="x" y\nD=4\nA=5\n', {"B": "2", "D": "4", "A": "5"}),
+        ("A=1\nA=2\n", {"A": "2"}),
+        ("", {}),
+        (" \n\t\n", {}),
+    ],
+)
+def test_the_text_of_a_dotenv(text: str, values: dict[str, str | None]) -> None:
+    assert parse_dotenv(text) == values
+    dotenv = pytest.importorskip("dotenv", reason="python-dotenv is not installed: nothing to compare with")
+    lines = io.StringIO(text.replace("\r\n", "\n"))
+    assert dict(dotenv.dotenv_values(stream=lines, interpolate=False)) == values
 
 
 def test_a_dotenv_sets_the_documented_names_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

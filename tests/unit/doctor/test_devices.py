@@ -60,9 +60,13 @@ def test_torch_that_hangs_or_is_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert (probe.verdict, probe.fact) == ("fail", "import fails: no answer in 0.5 s")
     (probe,) = torch_probes([], str(tmp_path / "no-such-python"))
     assert probe.verdict == "fail"
+    monkeypatch.setattr(devices, "installed_version", {"transformers": "5.23.0"}.get)
+    (probe,) = torch_probes([])
+    assert (probe.verdict, probe.fact, probe.is_command) == ("fail", "not installed", True)
     monkeypatch.setattr(devices, "installed_version", lambda name: None)
     (probe,) = torch_probes([])
-    assert probe.fact == "not installed"
+    assert probe.verdict == "warn", "the core alone is no fault"
+    assert ".[train]" in str(probe.fix)
 
 
 def test_a_crash_is_known_by_the_attempt_that_it_ended(tmp_path: Path) -> None:

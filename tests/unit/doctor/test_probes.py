@@ -68,6 +68,25 @@ def test_versions_against_the_tested_ranges(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found["peft"].verdict, found["peft"].fact) == ("fail", "not installed (needs >=0.19)")
 
 
+def test_packages_of_the_core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [
+        "numpy>=2",
+        'torch<2.14; extra == "train"',
+        'surefit[data]; extra == "train"',
+        'sympy; extra == "metrics"',
+    ]
+    monkeypatch.setattr(probes.metadata, "requires", lambda name: wanted)
+    installed = {"surefit": "0.1.0", "numpy": "2.4.6", "sympy": "1.13"}
+    monkeypatch.setattr(probes, "installed_version", installed.get)
+    assert [probe.name for probe in probes.package_probes()] == ["surefit", "packages"]
+    installed |= {"torch": "2.15.0"}
+    found = {probe.name: probe.verdict for probe in probes.package_probes()}
+    assert found == {"surefit": "ok", "torch": "warn", "packages": "ok"}
+    del installed["sympy"]
+    found = {probe.name: probe.verdict for probe in probes.package_probes()}
+    assert found["sympy"] == "fail", "what trains brings it"
+
+
 def test_a_python_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "_metadata", lambda field: ">=3.99")
     assert named(probes.python_probes(), "python").verdict == "fail"

@@ -315,7 +315,7 @@ def test_the_commands_pin_what_ran_and_quote_what_a_shell_would_read(run: RunDir
     rewrite(run.environment, packages={"torch": "2.13.0+cu128", "peft": "1; touch x", "other": "9"})
     found = reproduction(read_artefacts(run))
     commands = [command for _, command in found.commands]
-    assert commands[0] == "# in a clone of SureFit 0.1.0:\npip install . torch==2.13.0"
+    assert commands[0] == "# in a clone of SureFit 0.1.0:\npip install '.[train]' torch==2.13.0"
     assert commands[1] == "surefit run 'runs/a; rm -rf b/resolved.yaml' --set output_dir='runs/a; rm -rf b-again'"
     assert commands[2].startswith("surefit report 'runs/a; rm -rf b' 'runs/a; rm -rf b-again'\nsurefit compare ")
     assert ("Base model, SHA-256", "9f2c4a7d" * 8) in found.identities

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from surefit.core.errors import DataError, RecipeError
 from surefit.core.sampling import split_by_total_size
-from surefit.data.audit.languages import detect_language
+from surefit.data.audit.languages import count_languages
 from surefit.data.audit.near_duplicates import Hashes, text_keys
 from surefit.data.audit.sample import DetectorTally, run_detectors, select_detectors
 from surefit.data.rows.layouts import row_converter
@@ -170,7 +170,7 @@ class ChunkAuditor:
             prompts=np.array([prompt_digest(e) for e in examples] if prompts else [], DIGEST),
             prompt_keys=text_keys(prompts),
             scripts=_scripts(texts),
-            languages=Counter(detect_language(text) for text in texts if text),
+            languages=count_languages(texts),
             tried=self._round_trips(first, examples, tally),
             texts=texts,
             asked=prompts,

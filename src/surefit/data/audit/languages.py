@@ -5,8 +5,12 @@ The passport names the languages of a data set. docs/audit.md says how often tha
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING
+
+from surefit.core.packaging import is_installed
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
@@ -22,6 +26,11 @@ LANGUAGES = (
 )
 """The languages used out of the classifier's 139. A language too close to a more common one would take part of its
 probability: Cantonese of Chinese's, Malay of Indonesian's, Galician of Spanish's."""
+
+
+def count_languages(texts: Iterable[str]) -> Counter[str]:
+    """Count texts by language; empty where the classifier is not installed."""
+    return Counter(detect_language(text) for text in texts if text) if is_installed("py3langid") else Counter()
 
 
 def detect_language(text: str) -> str:

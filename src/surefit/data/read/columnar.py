@@ -13,6 +13,7 @@ from typing import Any
 
 from surefit.core.errors import DataError
 from surefit.core.limited import MEMORY, ExceedsLimit, TrialNotRun, run_limited
+from surefit.core.packaging import require_import
 from surefit.core.reading import library_errors
 from surefit.core.units import GIB, MIB, bytes_text
 from surefit.data.read.file_io import display_name, open_raw
@@ -45,6 +46,7 @@ def read_parquet(name: str, start: int = 0, stop: int | None = None, first: int 
 
 def read_arrow(name: str) -> Iterator[RowWithPlace]:
     """Read an Arrow file, or the Arrow stream that `Dataset.save_to_disk` writes; always the whole file."""
+    require_import("pyarrow", display_name(name))
     import pyarrow as pa
 
     place, number = display_name(name), 1
@@ -97,6 +99,7 @@ def _parse_json_columns(value: Any, kind: Any) -> Any:
 def _parquet(name: str, *, dictionaries: bool = False) -> Iterator[tuple[Any, Any]]:
     """Open a Parquet file and yield (file, schema); with `dictionaries`, texts stay encoded. Pages are read on
     demand."""
+    require_import("pyarrow.parquet", display_name(name))
     from pyarrow import parquet
 
     # A value that Python cannot hold (a date of the year 20,000, a text that is not UTF-8) is an error of any class.
@@ -196,6 +199,7 @@ def require_no_bomb(name: str, size: int) -> int:
     Raises:
         DataError: they are out of all proportion to the file's.
     """
+    require_import("pyarrow", display_name(name))
     limit = max(BOMB_BYTES, BOMB_FACTOR * size)
     place, needed = display_name(name), 0
     if name.lower().endswith(".arrow"):

@@ -1,11 +1,11 @@
 """One file of rows as a byte stream: local or behind a URL, plain or compressed.
 
-URLs go through `fsspec`, which supports s3, gs, hf, http and more; pyarrow, which Parquet needs anyway, decompresses
-gzip and zstd. Every error names the file and the byte position.
+URLs go through `fsspec`, which supports s3, gs, hf, http and more. Every error names the file and the byte position.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 from collections.abc import Iterator
@@ -16,14 +16,15 @@ from urllib.parse import urlsplit
 
 from surefit.core import env
 from surefit.core.errors import DataError, MachineError, SureFitError
+from surefit.core.packaging import install_extra, require_import
 from surefit.core.reading import reason_of
 from surefit.core.units import MIB
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-PACKED = {".gz": "gzip", ".zst": "zstd"}
-"""File ending → pyarrow's name of the compression."""
+PACKED = (".gz", ".zst")
+"""File endings of compressed files that are read."""
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 """Seconds after which a web server without an answer counts as unreachable."""
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -78,11 +79,23 @@ def open_decompressed(name: str, start: int = 0) -> Iterator[io.BufferedReader]:
             return
         source: Any = _RemoteStream(inner, name)
         if compression:
-            import pyarrow as pa
-
-            source = _Unpacked(pa.CompressedInputStream(source, PACKED[compression]), source)
+            source = _Unpacked(_decompressor(source, compression, name), source)
         with io.BufferedReader(source, MIB) as file:
             yield file
+
+
+def _decompressor(source: Any, compression: str, name: str) -> Any:
+    """Return a decompressing stream. Python reads gzip itself; for zstd it is pyarrow.
+
+    Raises:
+        MachineError: pyarrow is not installed.
+    """
+    if compression == ".gz":
+        return gzip.GzipFile(fileobj=source)
+    require_import("pyarrow", display_name(name))
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(source, "zstd")
 
 
 @contextmanager
@@ -115,6 +128,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     scheme = url.partition("://")[0].lower()
     options: dict[str, Any] = {}
     if scheme in _WEB:
+        require_import("aiohttp", display_name(url))
         from aiohttp import ClientTimeout
 
         timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
@@ -170,7 +184,7 @@ class _Unpacked(io.RawIOBase):
         except SureFitError:
             raise
         except Exception as error:
-            truncated = "runcated" in str(error)
+            truncated = isinstance(error, EOFError) or "runcated" in str(error)
             raise DataError(
                 f"damaged: it {'ends in the middle of' if truncated else 'cannot be decompressed after'} the first "
                 f"{self.packed.position:,} bytes of compressed data ({reason_of(error)})",
@@ -219,6 +233,7 @@ def _failure(url: str, position: int | None, error: Exception) -> SureFitError:
     if isinstance(error, ImportError):
         package = _PACKAGES.get(scheme, "")
         help_text = f"pip install {package}" if package else env.first_line(error)
+        help_text = install_extra("data") if scheme in _WEB else help_text
         return MachineError(
             f"{scheme}:// needs a package that is not installed", code="E4077", path=path, help=help_text
         )

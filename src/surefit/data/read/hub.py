@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from surefit.core import env
 from surefit.core.errors import DataError, MachineError, SureFitError
+from surefit.core.packaging import require_import
 from surefit.core.reading import reason_of
 from surefit.data.read.columnar import without_filled_nulls
 from surefit.data.read.readers import RowWithPlace
@@ -24,9 +25,10 @@ def hub_rows(source: str) -> Iterator[RowWithPlace]:
     """
     repository, _, split = source.partition("@")
     name, _, config = repository.partition(":")
-    with _hub_errors(repository, split):
-        import datasets
+    require_import("datasets", source)
+    import datasets
 
+    with _hub_errors(repository, split):
         table = datasets.load_dataset(name, config or None, split=split, token=env.hub_token())
         if not len(table):
             raise DataError(
@@ -45,10 +47,6 @@ def _hub_errors(source: str, split: str) -> Iterator[None]:
     """Translate the exceptions of `datasets` into SureFit's; their class and text tell them apart."""
     try:
         yield
-    except ImportError as error:
-        raise MachineError(
-            f"hub data sets need the package datasets: {error}", code="E4039", help="pip install datasets"
-        ) from None
     except Exception as error:
         from datasets.exceptions import DatasetNotFoundError, DatasetsError
 

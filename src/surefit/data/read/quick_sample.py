@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefit.core.errors import DataError
+from surefit.core.packaging import require_import
 from surefit.core.units import MIB
 from surefit.data.read.columnar import read_parquet, read_row_groups, require_no_bomb
-from surefit.data.read.file_io import count_consumed_bytes, file_extensions, open_decompressed
+from surefit.data.read.file_io import count_consumed_bytes, display_name, file_extensions, open_decompressed
 from surefit.data.read.load import Rows, rows_sha256
 from surefit.data.read.readers import (
     ENDINGS,
@@ -220,6 +221,7 @@ def _within(rows: Iterator[RowWithPlace], count: int, size: int) -> Iterator[Row
 
 
 def _arrow_rows(file: str) -> int:
+    require_import("pyarrow", display_name(file))
     import pyarrow as pa
 
     with pa.memory_map(file) as mapped:

@@ -270,8 +270,8 @@ def fused_kernels_not_there(
     Training stops once the model is loaded.
 
     ## Example
-    `speed.kernels: true` on a T4, or after `pip install .` in the clone with a Liger release that another tool has
-    installed.
+    `speed.kernels: true` on a T4, or after `pip install '.[train]'` in the clone with a Liger release that another tool
+    has installed.
 
     ## Fix
     `pip install -c constraints.txt '.[kernels]'` in the clone, or set it to auto, which uses the kernels only where

@@ -430,7 +430,7 @@ def outside_the_tested_range(context: LintContext, setup: Setup, stack: StackFac
     torch 2.15, while the tests ran with up to 2.13.
 
     ## Fix
-    `pip install -c constraints.txt .` installs the versions that passed the test suite.
+    `pip install -c constraints.txt '.[train]'` installs the versions that passed the test suite.
 
     ## Evidence
     transformers 5 removed `warmup_ratio`, `group_by_length` and `logging_dir` from TrainingArguments.
@@ -485,7 +485,7 @@ def optimizer_without_bitsandbytes(context: LintContext, setup: Setup, stack: St
     The run stops when the optimizer is created, after the model has been loaded.
 
     ## Example
-    `optim: adamw_8bit` after `pip install .` in the clone of SureFit.
+    `optim: adamw_8bit` after `pip install '.[train]'` in the clone of SureFit.
 
     ## Fix
     `pip install bitsandbytes` (for SureFit, in its clone: `pip install -c constraints.txt '.[quant]'`), or train with
