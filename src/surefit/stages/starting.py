@@ -105,6 +105,7 @@ class StartingConfig:
         verdict: "fits" by the formula; "unknown" where it knows no size.
         memory_share: upper end of the estimate, as a share of the card's memory; 0 where it is not estimated.
         proposals: models that fit the card, where none was named: (id, parameters, license).
+        columns: the rows' columns.
     """
 
     lines: Sequence[Line]
@@ -112,6 +113,7 @@ class StartingConfig:
     verdict: Verdict
     memory_share: float = 0.0
     proposals: Sequence[tuple[str, str, str]] = field(default_factory=tuple)
+    columns: Sequence[str] = ()
 
     @property
     def text(self) -> str:
@@ -370,7 +372,7 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str) -> S
         f"{plural(epochs, 'epoch')} of {kept:,} rows in batches of {batch}: {steps:,} steps; {held_out:,} held out",
     ]
     share_of_memory = estimate.high / hardware.memory_bytes if estimate and hardware.memory_bytes else 0.0
-    return StartingConfig(lines, seen, verdict, share_of_memory)
+    return StartingConfig(lines, seen, verdict, share_of_memory, columns=found.rows.columns)
 
 
 def _choose_quantization(
