@@ -135,6 +135,7 @@ class TaskRecipe:
             each prefixed with the task's name and a dot, and its primary metric is the mean of their primary metrics.
         column_names: column that the recipe reads → column of the rows, where the config renames some (`data.columns`).
         role_names: role → its name in the rows (`data.roles`).
+        purpose: what a model learns by it, in a sentence.
     """
 
     name: str
@@ -160,6 +161,7 @@ class TaskRecipe:
     parts: Mapping[str, TaskRecipe] = field(default_factory=dict)
     column_names: Mapping[str, str] = field(default_factory=dict)
     role_names: Mapping[str, str] = field(default_factory=dict)
+    purpose: str = ""
 
     def of(self, example: Example) -> TaskRecipe:
         """Return the task of an example: one of the parts, or this one."""

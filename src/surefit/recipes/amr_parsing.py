@@ -327,6 +327,7 @@ BASELINES = {
 
 RECIPE = TaskRecipe(
     name="amr_parsing",
+    purpose="Turns a sentence into its meaning as a graph (AMR).",
     version=2,
     citation=(
         "AMR: Banarescu et al. 2013; Smatch: Cai & Knight 2013, triples as smatch 1.0.4 reads them; phenomena: "
@@ -347,6 +348,7 @@ RECIPE = TaskRecipe(
 TWO_TASK = replace(
     RECIPE,
     name="amr_parsing_two_task",
+    purpose="Turns a sentence into its AMR graph in two steps: first the concepts, then the graph.",
     to_example=to_two_task_example,
     parse=parse_two_task,
     grammar=two_task_grammar,

@@ -86,6 +86,7 @@ def _parse(text: str) -> str:
 
 RECIPE = TaskRecipe(
     name="chat",
+    purpose="Answers as your rows do: support, style, any questions and answers. Most tasks begin here.",
     version=2,
     citation="exact match of the stripped answer, reasoning left out; no external scorer",
     columns=(),

@@ -274,6 +274,7 @@ def _score_samples(example: Example, predictions: Sequence[Prediction]) -> Score
 
 RECIPE = TaskRecipe(
     name="code_generation",
+    purpose="Writes Python for a task in words, and is judged by running tests.",
     version=2,
     citation=(
         "HumanEval and pass@k: arXiv:2107.03374, openai/human-eval commit 6d43fb9; MBPP: arXiv:2108.07732; run by "

@@ -155,6 +155,7 @@ def _grammar(example: Example) -> Grammar:
 
 RECIPE = TaskRecipe(
     name="function_calling",
+    purpose="Chooses tools and fills in their arguments, as a JSON array of calls.",
     version=2,
     citation=(
         "data format: xLAM function-calling 60k, arXiv:2406.18518; scores: Berkeley Function-Calling Leaderboard V4, "

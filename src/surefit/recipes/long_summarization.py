@@ -246,6 +246,7 @@ METRICS = (
 
 RECIPE = TaskRecipe(
     name="long_summarization",
+    purpose="Summarizes long English documents.",
     version=2,
     citation=(
         "ROUGE: Lin 2004, as rouge-score 0.1.2 computes it (google-research/rouge); coverage and density: Grusky, "
@@ -266,6 +267,7 @@ RECIPE = TaskRecipe(
 LETTERS = replace(
     RECIPE,
     name="long_summarization_letters",
+    purpose="Summarizes long documents in a language with other letters than a to z.",
     score=partial(score, always_letters=True),
     primary_metric="rougeLsum_letters",
     score_many=partial(score_many, always_letters=True),

@@ -187,6 +187,7 @@ def _ends_with_a_number(example: Example) -> Grammar:
 
 RECIPE = TaskRecipe(
     name="math_reasoning",
+    purpose="Solves word problems step by step, with a number at the end.",
     version=2,
     citation=(
         "data and extraction: GSM8K, arXiv:2110.14168, openai/grade-school-math commit 3101c7d; equivalence: "
@@ -201,10 +202,16 @@ RECIPE = TaskRecipe(
     grammar=_ends_with_a_number,
     to_gold=to_gold,
 )
-ANNOTATED = replace(RECIPE, name="math_reasoning_annotated", to_example=to_annotated_example)
+ANNOTATED = replace(
+    RECIPE,
+    name="math_reasoning_annotated",
+    purpose="Solves word problems with calculator notes (<<2+3=5>>) in the solution, as GSM8K has them.",
+    to_example=to_annotated_example,
+)
 BOXED = replace(
     RECIPE,
     name="math_boxed",
+    purpose="Solves problems whose answer is a formula, at the end of the solution in \\boxed{}.",
     columns=("problem", "solution"),
     to_example=to_boxed_example,
     grammar=None,

@@ -173,6 +173,7 @@ def _choices(example: Example) -> tuple[str, ...]:
 
 RECIPE = TaskRecipe(
     name="rec_ranking",
+    purpose="Ranks what somebody may want next, from what they chose before.",
     version=2,
     citation=(
         "prompt and protocol: LlamaRec, arXiv:2311.02089, Yueeeeeeee/LlamaRec commit "

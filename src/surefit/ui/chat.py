@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -19,6 +20,7 @@ from surefit.ui.pages import UiContext, read_posted_json, require_posted_text
 
 LONGEST_MESSAGE = 100_000
 """Characters of a message."""
+SETTLE_LOOKS, SETTLE_SECONDS = 20, 0.1
 VARIANTS = ("merged", "model", "adapter", "base")
 """The best first; a run has some of them."""
 
@@ -27,7 +29,13 @@ def chat_page(ui: UiContext, request: Request) -> Response:
     """Show the conversation with a run's model (`?path=`)."""
     run = ui.workspace.run(request.query_params.get("path", ""))
     name = ui.workspace.name(run.path)
-    return ui.page("chat", name=name, variants=list_chat_variants(run), idle_minutes=int(IDLE_SECONDS / 60))
+    return ui.page(
+        "chat",
+        name=name,
+        variants=list_chat_variants(run),
+        has_report=run.report.is_file(),
+        idle_minutes=int(IDLE_SECONDS / 60),
+    )
 
 
 def list_chat_variants(run: RunDir) -> list[str]:
@@ -40,6 +48,9 @@ async def answer_message(request: Request) -> Response:
     ui: UiContext = request.app.state.ui
     body = await read_posted_json(request)
     run, variants, message = await run_sync(_read_message, ui, body, limiter=ui.limiter)
+    for _ in range(SETTLE_LOOKS):  # an answer that the page has just left is being cut short
+        if ui.chat.busy:
+            await asyncio.sleep(SETTLE_SECONDS)
     if ui.chat.busy:
         raise HTTPException(409, "Another answer is being written: wait for its end, or stop it.")
     ui.chat.busy = True

@@ -61,7 +61,7 @@ class JobRecord:
     def state_text(self) -> str:
         """Return what the run does, in words."""
         if self.running:
-            return f"running as process {self.pid}"
+            return f"is running, process {self.pid}"
         if self.exit_code is None:
             return "ended"
         return ENDS.get(self.exit_code, f"ended with an error (exit code {self.exit_code})")
