@@ -24,7 +24,8 @@ FLAGS = [
 """The last one is the network off: no name resolves."""
 SIDEWAYS = "document.documentElement.scrollWidth - window.innerWidth"
 PAGES = {
-    "/rows": "#drop", "/run/chat?path=runs/first": "#message", "/runs": "table", "/config": ".starters", "/config?open=configs/nano.yaml": "#tally:has-text('rules')",
+    "/rows": "#drop", "/run/chat?path=runs/first": "#message",
+    "/runs": "table", "/config": ".starters", "/config?open=configs/nano.yaml": "#tally:has-text('rules')",
     "/planner": "#bars .stack", "/run?path=runs/first": "#charts canvas", "/run/examples?path=runs/first": ".example",
     "/compare?path=runs/first&path=runs/second": "figure.plot", "/run?path=nothing": "h1",
 }  # fmt: skip
