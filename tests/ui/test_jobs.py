@@ -61,7 +61,8 @@ def listing(directory: Path) -> list[str]:
     ({"train": "https://a.org/rows.jsonl"}, "out of the workspace"),
     ({"model": "/models/llama"}, "outside"), ({"model": "~/llama"}, "outside"), ({"model": "out"}, "outside"),
     ({"output": "/tmp/run"}, "outside"), ({"output": "../run"}, "outside"), ({"output": "out/run"}, "outside"),
-    ({"output": ".hidden/run"}, "outside"), ({"output": "runs/linked"}, "out of the workspace"),
+    ({"output": ".hidden/run"}, "outside"), ({"output": "runs/linked"}, "outside"),
+    ({"output": "runs/deeper"}, "out of the workspace"),
     ({"output": "a/../../run"}, "outside"),
 ])  # fmt: skip
 def test_what_leads_out_of_the_workspace_is_not_started(
@@ -70,10 +71,11 @@ def test_what_leads_out_of_the_workspace_is_not_started(
     space = server.workspace
     (space / "mine.jsonl").write_bytes(rows)
     outside = space.parent / "outside"
-    for folder in (outside, space / "runs" / "linked", space / "deep"):
-        folder.mkdir(exist_ok=True)
+    deeper = space / "runs" / "deeper" / "checkpoints"
+    for folder in (outside, space / "runs" / "linked", space / "deep", deeper):
+        folder.mkdir(exist_ok=True, parents=True)
     (outside / "out.jsonl").write_bytes(rows)
-    for link in (space / "out", space / "runs" / "linked" / "checkpoints", space / "deep" / "out.jsonl"):
+    for link in (space / "out", space / "runs" / "linked" / "checkpoints", space / "deep" / "out.jsonl", deeper / "x"):
         if not link.is_symlink():
             link.symlink_to(outside / "out.jsonl" if link.suffix else outside)
     (space / "mine.yaml").write_text(config(**values))
@@ -136,6 +138,7 @@ def test_a_look_at_a_lock_keeps_nobody_from_taking_it(tmp_path: Path) -> None:
     def look() -> None:
         while time.monotonic() < stop:
             lock_holder(path)
+            time.sleep(0.005)
 
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look)
@@ -164,13 +167,13 @@ def test_one_run_at_a_time_whoever_serves(tmp_path: Path) -> None:
     assert (first.last().exit_code, second.last().exit_code) == (-signal.SIGINT, None)  # type: ignore[union-attr]
     with pytest.raises(HTTPException):
         first.stop()
-    done = second.start([sys.executable, "-c", "print('\\x1b[2Jhf_' + 'x' * 24)"], "runs/y", "surefit run y.yaml")
+    done = second.start([sys.executable, "-c", "print('\\x1b[2J hf_' + 'x' * 24)"], "runs/y", "surefit run y.yaml")
     wait_until(lambda: not second.last().running)  # type: ignore[union-attr]
     assert (second.last(), first.last().run) == (  # type: ignore[union-attr]
         JobRecord("runs/y", "surefit run y.yaml", done.pid, False, 0), "runs/y",
     )  # fmt: skip
     assert second.last().state_text == "finished"  # type: ignore[union-attr]
-    assert second.output_tail() == ["\\x1b[2J***"]
+    assert second.output_tail() == ["\\x1b[2J ***"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"run": 1}', '{"run": "x", "command": "x", "pid": "x"}', "null"])

@@ -34,7 +34,8 @@ def names(workspace: Path) -> list[str]:
 
 def parts(workspace: Path) -> list[str]:
     """What uploads have left in the page's own folder."""
-    return [path.name for path in (workspace / STATE).iterdir() if path.suffix == ".part"]
+    folder = workspace / STATE
+    return [path.name for path in folder.iterdir() if path.suffix == ".part"] if folder.is_dir() else []
 
 
 def test_a_dropped_file_gets_the_config_of_init(space: Any, rows: bytes) -> None:
