@@ -41,6 +41,14 @@ FOCUSED = """() => {
 """Its place in the page, whether it has a name, and whether one sees that it has the focus."""
 
 
+DROPPED = """(text) => {
+    const data = new DataTransfer();
+    data.items.add(new File([text], "support rows.jsonl"));
+    return data;
+}"""
+"""What a browser hands over when a file is dropped."""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if not CHROMIUM.exists():
@@ -245,11 +253,11 @@ def test_rows_are_dropped_trained_on_and_talked_to(
     """The whole way of somebody who has a file and nothing else, on the built-in model, in fewer steps."""
     space = tmp_path / "space"
     space.mkdir()
-    (tmp_path / "support rows.jsonl").write_bytes(rows)
     with start(space) as server:
         page, noise = visit(browser, server, "/", viewport={"width": 1280, "height": 900})
         assert page.url.endswith("/rows")
-        page.get_by_label("Drop a file here").set_input_files(tmp_path / "support rows.jsonl")
+        dropped = page.evaluate_handle(DROPPED, rows.decode())
+        page.dispatch_event("#drop", "drop", {"dataTransfer": dropped})
         expect(page.locator("#seen")).to_contain_text("60 rows, messages")
         page.get_by_label("Model", exact=True).fill("surefit/nano")
         page.keyboard.press("Tab")
