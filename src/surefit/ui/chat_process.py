@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class ChatProcess:
         command: (a run directory, its variants) → the command.
         models: the run and the variants that the process has loaded.
         busy: whether an answer is being written.
+        settled: whether the process has written all of the last answer.
         ended_because: why the process was ended in the middle of an answer.
     """
 
@@ -83,7 +84,10 @@ class ChatProcess:
 
     def settle(self) -> None:
         """Make the process ready for the next message: an answer that the reader left is cut short."""
-        task = asyncio.get_running_loop().create_task(self._settle())
+        self._do(self._settle())
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)  # the loop keeps only a weak reference
         task.add_done_callback(self.tasks.discard)
 
@@ -109,11 +113,9 @@ class ChatProcess:
 
         def look() -> None:
             if not self.busy:
-                self.tasks.add(task := loop.create_task(self.end()))
-                task.add_done_callback(self.tasks.discard)
+                self._do(self.end())
 
-        loop = asyncio.get_running_loop()
-        self.timer = loop.call_later(self.idle_seconds, look)
+        self.timer = asyncio.get_running_loop().call_later(self.idle_seconds, look)
 
     async def end(self, because: str = "") -> None:
         """End the process, if there is one."""
