@@ -77,7 +77,7 @@ def _prepare(ui: UiContext, body: dict[str, Any]) -> tuple[list[str], str, str]:
     target = ui.workspace.name(earlier.path if earlier else file)
     if not file.is_file():
         raise HTTPException(404, "There is no such file in the workspace.")
-    shown = f"surefit run {shell_quote(target)}{' --resume' if resume else ''}"
+    shown = f"surefit run {shell_quote(target)}" + (" --resume" if resume else "")
     run = require_runnable(ui.workspace, load_config(file).config, shown, earlier)
     name = ui.workspace.name(run.path)
     if holder := lock_holder(run.lock):
