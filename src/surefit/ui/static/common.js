@@ -82,6 +82,9 @@ export function upload(file, progress) {
   });
 }
 
+// Quotes a word of a command that is shown, where a shell would read it otherwise.
+export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
+
 // Asks before something is started or stopped; resolves to whether the user agreed.
 export function confirmed(title, text, command, yes) {
   const dialog = byId("confirm");
@@ -99,7 +102,7 @@ export function confirmed(title, text, command, yes) {
 // Starts a config once the user agrees, and goes to its run; a refusal is said in `status`.
 export async function confirmRun(config, status) {
   const text = "It takes all stages in order on this machine: check, plan, train, merge, evaluate, report. It goes on if you close this page.";
-  if (!(await confirmed("Start this run?", text, `surefit run ${config}`, "Start"))) return;
+  if (!(await confirmed("Start this run?", text, `surefit run ${quoted(config)}`, "Start"))) return;
   try {
     const { run } = await post("/api/start", { config });
     location.assign(`/run?${new URLSearchParams({ path: run })}`);

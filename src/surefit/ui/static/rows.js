@@ -1,5 +1,5 @@
 // Begins with somebody's rows: uploads a file, shows what it is and the config made for it, saves that, and runs it.
-import { byId, confirmRun, element, latest, post, ticked, upload } from "./common.js";
+import { byId, confirmRun, element, latest, post, quoted, ticked, upload } from "./common.js";
 
 const drop = byId("drop"), rows = byId("rows"), most = Number(drop.dataset.most);
 const NAMES = ["Rows", "Model", "Training"];
@@ -63,7 +63,7 @@ byId("save").addEventListener("submit", async (event) => {
     const { name } = await post("/api/save", { name: byId("name").value, text: draft.text, known: null });
     const query = (key) => new URLSearchParams({ [key]: name });
     byId("saved").textContent = `Saved ${name}.`;
-    byId("command").textContent = name === draft.name ? draft.command : `surefit run ${name}`;
+    byId("command").textContent = name === draft.name ? draft.command : `surefit run ${quoted(name)}`;
     byId("edit").href = `/config?${query("open")}`;
     byId("plan").href = `/planner?${query("config")}`;
     byId("run").dataset.config = name;

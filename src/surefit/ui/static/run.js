@@ -1,5 +1,5 @@
 // Follows a run: asks for what is new, and draws it with uPlot; stops it, and goes on with it.
-import { byId, confirmed, post } from "./common.js";
+import { byId, confirmed, post, quoted } from "./common.js";
 
 const path = document.getElementById("run").dataset.path;
 const figures = [...document.querySelectorAll("#charts figure")];
@@ -102,7 +102,7 @@ byId("stop").addEventListener("click", async () => {
 });
 byId("resume").addEventListener("click", async () => {
   const text = "It goes on from the last checkpoint, and leaves out the stages that are done.";
-  if (await act("Go on with this run?", text, `surefit run ${path} --resume`, "Go on", "/api/start", { run: path }, "Started.")) stops = 0;
+  if (await act("Go on with this run?", text, `surefit run ${quoted(path)} --resume`, "Go on", "/api/start", { run: path }, "Started.")) stops = 0;
 });
 
 async function follow() {
