@@ -64,6 +64,7 @@ def listing(directory: Path) -> list[str]:
     ({"output": ".hidden/run"}, "outside"), ({"output": "runs/linked"}, "outside"),
     ({"output": "runs/deeper"}, "out of the workspace"),
     ({"output": "a/../../run"}, "outside"),
+    ({"output": "runs/new\ntelemetry: {mlflow_uri: 'sqlite:////tmp/x.db'}"}, "out of the workspace"),
 ])  # fmt: skip
 def test_what_leads_out_of_the_workspace_is_not_started(
     server: Any, rows: bytes, values: dict[str, str], field: str

@@ -80,10 +80,12 @@ def _serve(out: Output, host: str, port: int, workspace: Path, opened: bool) -> 
         app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="off",
         timeout_graceful_shutdown=2, http=IdleConnectionLimit, backlog=AT_ONCE,
     )  # fmt: skip
-    uvicorn.Server(settings).run(sockets=[listener])
-    if (job := jobs.last()) and job.running:
-        how = f"`surefit ui` shows it again, `kill -INT {job.pid}` stops it"
-        out.note(f"`{job.command}` goes on as process {job.pid}: {how}")
+    try:
+        uvicorn.Server(settings).run(sockets=[listener])  # raises the signal that has stopped it again
+    finally:
+        if (job := jobs.last()) and job.running:
+            how = f"`surefit ui` shows it again, `kill -INT {job.pid}` stops it"
+            out.note(f"`{job.command}` goes on as process {job.pid}: {how}")
     return EXIT_OK
 
 

@@ -44,6 +44,9 @@ def require_runnable(workspace: Workspace, config: SureFitConfig, command: str, 
     run = run or RunDir((workspace.root / Path(config.output_dir).expanduser()).resolve())
     links = [path for path in run.path.rglob("*") if path.is_symlink() and not workspace.leads_inside(path)]
     outside = [(key, text) for key, text in path_texts(config) if is_url(text)]
+    uri = config.telemetry.mlflow_uri or "env"
+    if uri != "env" and not uri.lower().startswith(("http://", "https://")):  # a database or a directory
+        outside.append(("telemetry.mlflow_uri", uri))
     for key, text in [*outside, *(("output_dir", workspace.name(path)) for path in links)]:
         raise ConfigError(
             f"{text!r} leads out of the workspace, so this page does not use it",
