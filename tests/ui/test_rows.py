@@ -49,7 +49,7 @@ def test_a_dropped_file_gets_the_config_of_init(space: Any, rows: bytes) -> None
     ).stdout
     expected = json.loads(printed.splitlines()[-1])
     assert (draft["text"], draft["seen"]) == (expected["config"], expected["seen"])
-    assert draft["text"].count("\n") == 13
+    assert draft["text"].count("\n") == 12
     assert (draft["columns"], draft["name"], draft["command"]) == (
         ["messages"],
         "support.yaml",
