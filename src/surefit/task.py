@@ -109,7 +109,6 @@ class TaskRecipe:
         name: the value of `recipe` in the config.
         version: raised whenever a change makes scores incomparable with earlier ones.
         citation: where the task, its data format and its scoring rules come from.
-        summary: what the model learns to do, in a sentence (`surefit init --list`).
         columns: the row's columns; empty when the general data formats are used.
         aliases: column → other names that it may have in the rows, the most usual first; `to_example` accepts them too.
         to_example: row → `Example`; raises `DataError` (with `field`) on an unusable row.
@@ -139,6 +138,7 @@ class TaskRecipe:
             (`evaluate.free_text`). It needs scores whose means are the corpus scores (no `aggregate` of its own).
         column_names: column that the recipe reads → column of the rows, where the config renames some (`data.columns`).
         role_names: role → its name in the rows (`data.roles`).
+        purpose: what a model learns by it, in a sentence.
     """
 
     name: str
@@ -165,7 +165,7 @@ class TaskRecipe:
     parts: Mapping[str, TaskRecipe] = field(default_factory=dict)
     column_names: Mapping[str, str] = field(default_factory=dict)
     role_names: Mapping[str, str] = field(default_factory=dict)
-    summary: str = ""
+    purpose: str = ""
 
     def of(self, example: Example) -> TaskRecipe:
         """Return the task of an example: one of the parts, or this one."""

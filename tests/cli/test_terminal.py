@@ -256,7 +256,7 @@ def test_advice_that_leads_somewhere(config: Path, surefit: Surefit) -> None:
 
 
 def test_every_recipe_says_what_it_is_for(surefit: Surefit) -> None:
-    purposes = {name: get_recipe(name).summary for name in _RECIPES}
+    purposes = {name: get_recipe(name).purpose for name in _RECIPES}
     assert len(set(purposes.values())) == len(purposes)
     assert all(len(text) < 100 and "arXiv" not in text for text in purposes.values())
     answer = surefit("init", "--list")

@@ -210,5 +210,5 @@ def test_a_starter_runs_as_it_is_or_says_what_to_name_first(recipe: str, monkeyp
 
 def test_the_page_tells_them_apart(tmp_path: Path) -> None:
     template = (ROOT / "src/surefit/ui/templates/config.html.j2").read_text()
-    assert "in complete" in template
-    assert "in own_rows" in template
+    assert "starters(complete)" in template
+    assert "starters(own_rows)" in template

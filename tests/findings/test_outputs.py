@@ -78,7 +78,8 @@ READ = {
     "audit --output", "audit --out",  # the old spellings, which only say the new ones
     "check config", "audit target", "import source", "plan config", "plan --against", "train config", "prepare config",
     "slurm config", "merge target", "merge --base", "merge --prompts", "certify adapter", "certify merged",
-    "certify --prompts", "evaluate target", "predict target", "predict data", "chat target", "score --predictions",
+    "certify --prompts", "evaluate target", "predict target", "predict data", "chat target", "chat-worker run",
+    "score --predictions",
     "score --references", "compare a", "compare b", "retrieve data", "report targets", "run config", "demo --data",
     "export target", "export --llama-cpp", "push target", "serve-check target", "runs list directory", "runs show run",
     "runs diff a", "runs diff b", "runs prune target", "runs reproduce run", "ui --workspace",

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 
@@ -59,12 +59,20 @@ class Server:
         parts = urlsplit(self.address)
         return f"{parts.scheme}://{parts.netloc}"
 
+    @property
+    def token(self) -> str:
+        return dict(parse_qsl(urlsplit(self.address).query))["token"]
+
+    @property
+    def cookie(self) -> str:
+        return f"surefit_{urlsplit(self.address).port}={self.token}"
+
     def ask(self, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
         parts = urlsplit(self.address)
         connection = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=60)
         try:
             connection.putrequest(method, target, skip_host=True)
-            sent = {"Host": parts.netloc, **(headers or {})}
+            sent = {"Host": parts.netloc, "Cookie": self.cookie, **(headers or {})}
             if body is not None:
                 sent.setdefault("Content-Length", str(len(body)))
             for name, value in sent.items():
@@ -80,12 +88,21 @@ class Server:
 
     def post(self, target: str, value: Any, headers: dict[str, str] | None = None) -> Answer:
         """As one of our pages posts."""
+        sent = {"X-CSRF-Token": self.csrf, "Content-Type": "application/json", **(headers or {})}
+        return self.ask("POST", target, json.dumps(value).encode(), sent)
+
+    def upload(self, name: str, body: bytes, headers: dict[str, str] | None = None) -> Answer:
+        """As one of our pages sends a file."""
+        target = f"/api/upload?{urlencode({'name': name})}"
+        return self.ask("POST", target, body, {"X-CSRF-Token": self.csrf, **(headers or {})})
+
+    @property
+    def csrf(self) -> str:
         if not self._csrf:
-            found = re.search(r'name="csrf" content="([^"]+)"', self.get("/runs").text)
+            found = re.search(r'name="csrf" content="([^"]+)"', self.get("/rows").text)
             assert found
             self._csrf = found[1]
-        sent = {"X-CSRF-Token": self._csrf, "Content-Type": "application/json", **(headers or {})}
-        return self.ask("POST", target, json.dumps(value).encode(), sent)
+        return self._csrf
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -111,6 +128,19 @@ def serving(workspace: Path, *options: str) -> Iterator[Server]:
         process.wait(30)
 
 
+def chat_rows(count: int = 60) -> bytes:
+    """Rows of a support chat, as somebody brings them."""
+    things = ("kettle", "toaster", "lamp", "fan", "radio")
+    lines = []
+    for n in range(count):
+        thing, part = things[n % 5], n % 12
+        answer = f"Open the {thing}, take out part {part}, and put in the new one."
+        turns = [{"role": "user", "content": f"How do I replace part {part} of the {thing}?"},
+                 {"role": "assistant", "content": answer}]  # fmt: skip
+        lines.append(json.dumps({"messages": turns}))
+    return ("\n".join(lines) + "\n").encode()
+
+
 def fill(workspace: Path) -> Path:
     """A workspace with a config, two runs and a secret."""
     (workspace / "configs").mkdir(parents=True)
@@ -132,6 +162,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def start() -> Callable[..., Any]:
     return serving
+
+
+@pytest.fixture(scope="session")
+def rows() -> bytes:
+    return chat_rows()
 
 
 @pytest.fixture(scope="session")

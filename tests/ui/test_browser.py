@@ -24,7 +24,8 @@ FLAGS = [
 """The last one is the network off: no name resolves."""
 SIDEWAYS = "document.documentElement.scrollWidth - window.innerWidth"
 PAGES = {
-    "/runs": "table", "/config": ".names", "/config?open=configs/nano.yaml": "#tally:has-text('rules')",
+    "/rows": "#drop", "/run/chat?path=runs/first": "#message",
+    "/runs": "table", "/config": ".starters", "/config?open=configs/nano.yaml": "#tally:has-text('rules')",
     "/planner": "#bars .stack", "/run?path=runs/first": "#charts canvas", "/run/examples?path=runs/first": ".example",
     "/compare?path=runs/first&path=runs/second": "figure.plot", "/run?path=nothing": "h1",
 }  # fmt: skip
@@ -38,6 +39,14 @@ FOCUSED = """() => {
     return [[...document.querySelectorAll("*")].indexOf(node), Boolean(label.trim()), seen];
 }"""
 """Its place in the page, whether it has a name, and whether one sees that it has the focus."""
+
+
+DROPPED = """(text) => {
+    const data = new DataTransfer();
+    data.items.add(new File([text], "support rows.jsonl"));
+    return data;
+}"""
+"""What a browser hands over when a file is dropped."""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +72,8 @@ def axe() -> str:
 def visit(browser: Browser, server: Any, target: str, **options: Any) -> tuple[Page, list[str]]:
     """Open a page; the list fills with console messages, errors, and requests to anywhere but the server."""
     page = browser.new_page(**options)
+    name, _, value = server.cookie.partition("=")
+    page.context.add_cookies([{"name": name, "value": value, "url": server.origin, "sameSite": "Strict"}])
     page.set_default_timeout(60_000)
     noise: list[str] = []
     ours = server.origin
@@ -188,7 +199,15 @@ def test_examples_are_filtered_and_runs_compared(browser: Browser, server: Any) 
 
 
 @pytest.mark.parametrize(
-    "target", ["/runs", "/config?open=configs/nano.yaml", "/planner", "/run/examples?path=runs/first"]
+    "target",
+    [
+        "/rows",
+        "/run/chat?path=runs/first",
+        "/runs",
+        "/config?open=configs/nano.yaml",
+        "/planner",
+        "/run/examples?path=runs/first",
+    ],
 )
 def test_the_keyboard_is_enough(browser: Browser, server: Any, target: str) -> None:
     """Tab reaches every control in the order of the page, its focus can be seen, and it has a name."""
@@ -225,4 +244,83 @@ def test_a_script_in_what_a_model_answered_is_not_run(
         )
         page.wait_for_timeout(300)
         assert page.evaluate("window.owned") is None
+        page.close()
+
+
+def test_rows_are_dropped_trained_on_and_talked_to(
+    browser: Browser, start: Callable[..., Any], rows: bytes, tmp_path: Path
+) -> None:
+    """The whole way of somebody who has a file and nothing else, on the built-in model, in fewer steps."""
+    space = tmp_path / "space"
+    space.mkdir()
+    with start(space) as server:
+        page, noise = visit(browser, server, "/", viewport={"width": 1280, "height": 900})
+        assert page.url.endswith("/rows")
+        dropped = page.evaluate_handle(DROPPED, rows.decode())
+        page.dispatch_event("#drop", "drop", {"dataTransfer": dropped})
+        expect(page.locator("#seen")).to_contain_text("60 rows, messages")
+        page.get_by_label("Model", exact=True).fill("surefit/nano")
+        page.keyboard.press("Tab")
+        expect(page.locator("#config")).to_contain_text("surefit/nano")
+        page.get_by_role("button", name="Save").click()
+        expect(page.locator("#command")).to_have_text("surefit run support-rows.yaml")
+        config = space / "support-rows.yaml"
+        assert config.read_text() == page.locator("#config").text_content()
+        config.write_text(config.read_text().replace("num_train_epochs: 9", "num_train_epochs: 2"))
+        page.get_by_role("button", name="Run it").click()
+        page.get_by_role("button", name="Cancel").click()
+        assert not (space / "runs").exists()
+        page.get_by_role("button", name="Run it").click()
+        page.get_by_role("button", name="Start").click()
+        page.wait_for_url("**/run?path=runs%2Fsupport-rows")
+        expect(page.locator("#stop")).to_be_visible()
+        expect(page.locator("#log")).to_contain_text("1/6 check", timeout=120_000)
+        page.reload()
+        page.wait_for_selector("#charts canvas", timeout=240_000)
+        expect(page.locator("#state")).to_contain_text("report finished", timeout=240_000)
+        page.get_by_role("link", name="Talk to the model").click()
+        page.get_by_label("the base model beside it").check()
+        page.get_by_label("Message").fill("How do I replace part 3 of the lamp?")
+        page.keyboard.press("Enter")
+        expect(page.locator(".reply .said").nth(1)).to_have_text(re.compile(r"\S"), timeout=240_000)
+        expect(page.locator("#submit")).to_be_enabled(timeout=240_000)
+        assert page.locator(".reply .label").all_inner_texts() == ["base", "merged"]
+        assert noise == []
+        page.close()
+
+
+def test_a_run_is_stopped_and_continued_on_its_page_and_another_is_refused(
+    browser: Browser, start: Callable[..., Any], rows: bytes, tmp_path: Path
+) -> None:
+    space = tmp_path / "space"
+    space.mkdir()
+    (space / "mine.jsonl").write_bytes(rows)
+    for name in ("mine", "other"):
+        (space / f"{name}.yaml").write_text(
+            "recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: mine.jsonl, eval: 0.2}\n"
+            "train: {num_train_epochs: 500, global_batch_size: 4, learning_rate: 0.005}\n"
+            f"output_dir: runs/{name}\n"
+        )
+    with start(space) as server:
+        page, noise = visit(browser, server, "/config?open=mine.yaml")
+        page.get_by_role("button", name="Run it").click()
+        page.get_by_role("button", name="Start").click()
+        page.wait_for_selector("#charts canvas", timeout=240_000)
+        page.goto(f"{server.origin}/config?open=other.yaml")
+        expect(page.locator(".bar .pill")).to_have_text("Running: runs/mine")
+        page.get_by_role("button", name="Run it").click()
+        page.get_by_role("button", name="Start").click()
+        expect(page.locator("#saved")).to_contain_text("one at a time")
+        page.locator(".bar .pill").click()
+        page.get_by_role("button", name="Stop…").click()
+        page.locator("#confirm-yes").click()
+        expect(page.locator("#state")).to_contain_text("train interrupted", timeout=120_000)
+        expect(page.locator("#state")).to_contain_text("the work is saved")
+        page.get_by_role("button", name="Go on with it").click()
+        page.locator("#confirm-yes").click()
+        expect(page.locator("#state")).to_contain_text("--resume” is running")
+        page.get_by_role("button", name="Stop…").click()
+        page.locator("#confirm-yes").click()
+        expect(page.locator("#resume")).to_be_visible(timeout=120_000)
+        assert all("409" in text for text in noise), noise
         page.close()

@@ -7,11 +7,14 @@ import re
 import statistics
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from surefit import recipes
+from surefit.config.starter import starter_config
 from surefit.core.rundir import RunDir, append_jsonl, write_atomic
 from surefit.ui.configs import FORM, list_form_fields
 from surefit.ui.workspace import Workspace
@@ -240,3 +243,14 @@ def test_without_the_extra_the_command_to_install_it_is_said(tmp_path: Path) -> 
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 3
     assert "'.[ui]'" in answer.stderr
+
+
+def test_starters_say_what_they_are_for_and_only_those_that_run_say_so(server: Any) -> None:
+    text = unescape(server.get("/config").text)
+    complete, _, own_rows = text.partition("These do not run as they are")
+    for name in recipes.list_recipes():
+        starter = starter_config(name)
+        found = server.post("/api/check", {"name": "starter.yaml", "text": starter}).json["findings"]
+        errors = [finding["code"] for finding in found if finding["severity"] == "error"]
+        assert recipes.get_recipe(name).purpose in (own_rows if errors else complete), (name, errors)
+        assert f"/config?recipe={name}" in (own_rows if errors else complete)

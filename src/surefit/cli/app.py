@@ -16,6 +16,7 @@ from surefit.cli.audit import audit
 from surefit.cli.calibrate import calibrate
 from surefit.cli.certify import certify
 from surefit.cli.chat import chat
+from surefit.cli.chat_worker import chat_worker
 from surefit.cli.check import check
 from surefit.cli.command_line import Verb, Verbs
 from surefit.cli.compare import compare
@@ -84,6 +85,7 @@ VERBS = (
 for command in VERBS:
     app.command(command.__name__.strip("_").replace("_", "-"), cls=Verb)(command)
 app.add_typer(runs, name="runs")
+app.command("chat-worker", hidden=True)(chat_worker)  # surefit ui starts it
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ def chat(
         require_rows_file(run, save)
     wanted = _wanted_variants(run, variant, compare)
     models = open_chat_models(run, wanted)
-    conversation = _start(out, run, models, system, max_new_tokens, temperature)
+    conversation = start_conversation(out, run, models, system, max_new_tokens, temperature)
     records: list[dict[str, Any]] = []
     try:
         _converse(out, run, conversation, prompt, records)
@@ -112,7 +112,7 @@ def _wanted_variants(run: CheckedRun, variant: str | None, compare: bool) -> lis
     return ["base", wanted] if compare else [wanted]
 
 
-def _start(
+def start_conversation(
     out: Output,
     run: CheckedRun,
     models: list[ChatModel],

@@ -50,7 +50,7 @@ def init(
         if out.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise ConfigError(
                 "nothing says what to write a config for",
-                code="E1075",
+                code="E1080",
                 help="surefit init --data ROWS [--model MODEL] [--gpu GPU]; or surefit init RECIPE, of those that "
                 "`surefit init --list` names",
             )
@@ -73,10 +73,10 @@ def _list_recipes(out: Output) -> int:
     general = ", ".join(" + ".join(layout.columns) for layout in LAYOUTS.values())
     tasks = [recipes.get_recipe(name) for name in recipes.list_recipes()]
     rows = {task.name: ", ".join(task.columns) or general for task in tasks}
-    out.table("Recipes", ["name", "the model learns to", "columns of the rows"],
-              [[task.name, task.summary, rows[task.name]] for task in tasks])  # fmt: skip
+    out.table("Recipes", ["name", "what it is for", "columns of the rows"],
+              [[task.name, task.purpose, rows[task.name]] for task in tasks])  # fmt: skip
     out.next_step(["init", recipes.GENERAL, "--output", "run.yaml"])
-    out.result({"recipes": {task.name: task.summary for task in tasks}})
+    out.result({"recipes": {task.name: task.purpose for task in tasks}})
     return EXIT_OK
 
 

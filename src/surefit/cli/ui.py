@@ -29,23 +29,21 @@ AT_ONCE = 100
 
 def ui(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8365,
-    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine a token is required.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Where to listen; by default this machine only.")] = "127.0.0.1",
     workspace: Annotated[Path, typer.Option(metavar="DIR", help="All that the pages read and write.")] = Path("."),
-    token: Annotated[bool, typer.Option("--token", help="Require a token on this machine too.")] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
 ) -> None:
-    """Serve a local page: write configs, plan by sliders, watch and compare runs, read what they answered."""
-    run_verb(False, lambda out: _serve(out, host, port, workspace, token, not no_open))
+    """Serve a local page: begin with your rows, train, talk to the result; write configs, plan, compare runs."""
+    run_verb(False, lambda out: _serve(out, host, port, workspace, not no_open))
 
 
-def _serve(out: Output, host: str, port: int, workspace: Path, token: bool, opened: bool) -> int:
+def _serve(out: Output, host: str, port: int, workspace: Path, opened: bool) -> int:
     """Serve `workspace` until interrupted.
 
     Args:
-        host: address to listen on; beyond loopback a token is required.
+        host: address to listen on.
         port: 0 for any free one.
         workspace: the only directory that the pages read and write.
-        token: require a token on loopback too.
         opened: open the page in the user's browser.
     """
     try:
@@ -53,6 +51,7 @@ def _serve(out: Output, host: str, port: int, workspace: Path, token: bool, open
 
         from surefit.ui.app import create_app
         from surefit.ui.connection import IdleConnectionLimit
+        from surefit.ui.job_runner import JobRunner
         from surefit.ui.security import AccessPolicy, is_loopback
         from surefit.ui.workspace import Workspace
     except ModuleNotFoundError as error:
@@ -61,16 +60,11 @@ def _serve(out: Output, host: str, port: int, workspace: Path, token: bool, open
         raise MachineError(f"{error.name} is not installed", code="E1046", help=install_extra("ui")) from None
     root = _directory(workspace)
     listener = _listen(host, port)
-    policy = AccessPolicy(
-        host, listener.getsockname()[1], secrets.token_urlsafe(24) if token or not is_loopback(host) else None
-    )
+    policy = AccessPolicy(host, listener.getsockname()[1], secrets.token_urlsafe(24))
     os.chdir(root)  # a config's paths are relative to where its commands are run
     address = _address(policy.host, policy.port, policy.token)
     out.own_address(f"SureFit serves {root} at", address)
-    if policy.token:
-        out.note(
-            "the token is shown only here; it gives access to the workspace: to read it, and to write configs in it"
-        )
+    out.note("the token in it is shown only here: it lets its reader use the page, and so this workspace")
     if not is_loopback(host):
         out.note("what goes over the network is not encrypted: put a TLS proxy before it, or use an SSH tunnel")
     out.note("Ctrl-C stops it; runs go on")
@@ -79,12 +73,19 @@ def _serve(out: Output, host: str, port: int, workspace: Path, token: bool, open
         import webbrowser
 
         webbrowser.open(address)
-    app: Any = create_app(Workspace(root), build_stage_functions(), policy)
+    served = Workspace(root)
+    jobs = JobRunner(served)
+    app: Any = create_app(served, jobs, build_stage_functions(), policy)
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="off",
         timeout_graceful_shutdown=2, http=IdleConnectionLimit, backlog=AT_ONCE,
     )  # fmt: skip
-    uvicorn.Server(settings).run(sockets=[listener])
+    try:
+        uvicorn.Server(settings).run(sockets=[listener])  # raises the signal that has stopped it again
+    finally:
+        if (job := jobs.last()) and job.running:
+            how = f"`surefit ui` shows it again, `kill -INT {job.pid}` stops it"
+            out.note(f"`{job.command}` goes on as process {job.pid}: {how}")
     return EXIT_OK
 
 
@@ -115,11 +116,11 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _address(host: str, port: int, token: str | None) -> str:
+def _address(host: str, port: int, token: str) -> str:
     name = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):
         name = socket.gethostname()
-    return f"http://{name}:{port}/" + (f"?{urlencode({'token': token})}" if token else "")
+    return f"http://{name}:{port}/?{urlencode({'token': token})}"
 
 
 def build_stage_functions() -> StageFunctions:
@@ -131,6 +132,10 @@ def build_stage_functions() -> StageFunctions:
         check=check_config_text,
         runs=lambda directory: summarize_runs(find_runs(directory)),
         plan=lambda path: own_command("plan", str(path), "--json"),
+        run=lambda target, resume: own_command("run", target, *(["--resume"] if resume else [])),
+        chat=lambda run, variants: own_command(
+            "chat-worker", f"./{run}", *(option for name in variants for option in ("--variant", name)), "--json"
+        ),
     )
 
 

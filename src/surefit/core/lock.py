@@ -25,6 +25,7 @@ class DirectoryInUse(MachineError):
 
 _NOT_THERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Error numbers of file systems without `flock`."""
+LOOK_AGAIN_SECONDS = 0.05
 _held: dict[Path, int] = {}
 """Lock file → number of times that this process holds it: a stage may be part of another."""
 
@@ -92,6 +93,23 @@ def hold_folder_lock(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def lock_holder(path: Path) -> str | None:
+    """Return in words which process holds a lock; None if it is free, or the file system has no locks."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)  # which also releases it
+    return None
+
+
 def _open(path: Path, on_note: Callable[[str], None]) -> int | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +128,11 @@ def _open(path: Path, on_note: Callable[[str], None]) -> int | None:
 
 def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None], how: int) -> None:
     try:
-        fcntl.flock(descriptor, how)
+        try:
+            fcntl.flock(descriptor, how)
+        except BlockingIOError:  # maybe only by `lock_holder`, for a moment
+            time.sleep(LOOK_AGAIN_SECONDS)
+            fcntl.flock(descriptor, how)
     except BlockingIOError:
         raise DirectoryInUse(
             f"in use by {_holder(descriptor)}",

@@ -327,12 +327,12 @@ BASELINES = {
 
 RECIPE = TaskRecipe(
     name="amr_parsing",
+    purpose="Turns a sentence into its meaning as a graph (AMR).",
     version=2,
     citation=(
         "AMR: Banarescu et al. 2013; Smatch: Cai & Knight 2013, triples as smatch 1.0.4 reads them; phenomena: "
         "Damonte, Cohen & Satta, arXiv:1608.06111; Vietnamese data format: VLSP 2025 semantic parsing"
     ),
-    summary="write the meaning of a sentence as a graph (AMR)",
     columns=("sentence", "graph"),
     to_example=to_example,
     parse=parse,
@@ -348,7 +348,7 @@ RECIPE = TaskRecipe(
 TWO_TASK = replace(
     RECIPE,
     name="amr_parsing_two_task",
-    summary="the same, first the skeleton of the graph, then the graph",
+    purpose="Turns a sentence into its AMR graph in two steps: first the concepts, then the graph.",
     to_example=to_two_task_example,
     parse=parse_two_task,
     grammar=two_task_grammar,

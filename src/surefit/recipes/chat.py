@@ -87,10 +87,10 @@ def _parse(text: str) -> str:
 
 RECIPE = TaskRecipe(
     name="chat",
+    purpose="Answers as your rows do: support, style, any questions and answers. Most tasks begin here.",
     version=3,
     citation="likelihood of the row's answer, and exact match of the stripped answer, reasoning left out; no external "
     "scorer",
-    summary="answer in conversations, follow instructions, or continue text: everything without a recipe of its own",
     columns=(),
     to_example=to_example,
     parse=_parse,

@@ -274,12 +274,12 @@ def _score_samples(example: Example, predictions: Sequence[Prediction]) -> Score
 
 RECIPE = TaskRecipe(
     name="code_generation",
+    purpose="Writes Python for a task in words, and is judged by running tests.",
     version=2,
     citation=(
         "HumanEval and pass@k: arXiv:2107.03374, openai/human-eval commit 6d43fb9; MBPP: arXiv:2108.07732; run by "
         "surefit's own sandbox"
     ),
-    summary="write Python that passes tests (rows as in HumanEval or MBPP)",
     columns=("task_id",),
     to_example=to_example,
     parse=parse,

@@ -155,12 +155,12 @@ def _grammar(example: Example) -> Grammar:
 
 RECIPE = TaskRecipe(
     name="function_calling",
+    purpose="Chooses tools and fills in their arguments, as a JSON array of calls.",
     version=2,
     citation=(
         "data format: xLAM function-calling 60k, arXiv:2406.18518; scores: Berkeley Function-Calling Leaderboard V4, "
         "ShishirPatil/gorilla commit 6ea57973c7a6097fd7c5915698c54c17c5b1b6c8"
     ),
-    summary="answer a request with calls of the tools it comes with",
     columns=("query", "tools", "answers"),
     to_example=to_example,
     parse=parse_calls,

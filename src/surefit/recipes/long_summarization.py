@@ -246,12 +246,12 @@ METRICS = (
 
 RECIPE = TaskRecipe(
     name="long_summarization",
+    purpose="Summarizes long English documents.",
     version=2,
     citation=(
         "ROUGE: Lin 2004, as rouge-score 0.1.2 computes it (google-research/rouge); coverage and density: Grusky, "
         "Naaman & Artzi 2018, arXiv:1804.11283; new n-grams: See, Liu & Manning 2017, arXiv:1704.04368"
     ),
-    summary="summarize long documents",
     columns=("document", "summary"),
     to_example=to_example,
     parse=parse,
@@ -267,7 +267,7 @@ RECIPE = TaskRecipe(
 LETTERS = replace(
     RECIPE,
     name="long_summarization_letters",
-    summary="the same, scored over the letters of any language",
+    purpose="Summarizes long documents in a language with other letters than a to z.",
     score=partial(score, always_letters=True),
     primary_metric="rougeLsum_letters",
     score_many=partial(score_many, always_letters=True),

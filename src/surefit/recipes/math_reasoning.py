@@ -187,12 +187,12 @@ def _ends_with_a_number(example: Example) -> Grammar:
 
 RECIPE = TaskRecipe(
     name="math_reasoning",
+    purpose="Solves word problems step by step, with a number at the end.",
     version=2,
     citation=(
         "data and extraction: GSM8K, arXiv:2110.14168, openai/grade-school-math commit 3101c7d; equivalence: "
         "hendrycks/math commit 985bdc1 and openai/prm800k commit 7ecc794"
     ),
-    summary="work out word problems, the answer after #### at the end (GSM8K)",
     columns=("question", "answer"),
     to_example=to_example,
     parse=parse,
@@ -205,13 +205,13 @@ RECIPE = TaskRecipe(
 ANNOTATED = replace(
     RECIPE,
     name="math_reasoning_annotated",
-    summary="the same, with calculations marked as <<1+2=3>>",
+    purpose="Solves word problems with calculator notes (<<2+3=5>>) in the solution, as GSM8K has them.",
     to_example=to_annotated_example,
 )
 BOXED = replace(
     RECIPE,
     name="math_boxed",
-    summary="solve competition problems, the answer in \\boxed{} (MATH)",
+    purpose="Solves problems whose answer is a formula, at the end of the solution in \\boxed{}.",
     columns=("problem", "solution"),
     to_example=to_boxed_example,
     grammar=None,

@@ -173,12 +173,12 @@ def _choices(example: Example) -> tuple[str, ...]:
 
 RECIPE = TaskRecipe(
     name="rec_ranking",
+    purpose="Ranks what somebody may want next, from what they chose before.",
     version=2,
     citation=(
         "prompt and protocol: LlamaRec, arXiv:2311.02089, Yueeeeeeee/LlamaRec commit "
         "48b288b23197b57d564955753c69ac2baa4c1dad; MovieLens: Harper and Konstan 2015, doi:10.1145/2827872"
     ),
-    summary="rank what a user would choose next",
     columns=("history", "candidates"),
     to_example=to_example,
     parse=parse,

@@ -91,6 +91,7 @@ class StartingConfig:
         verdict: "fits" by the formula or by simulation; "unknown" where the formula knows no size.
         roomy: whether it would fit `ROOMY` of the card's memory, by the formula.
         proposals: models that fit the card, where none was named: (id, parameters, license).
+        columns: the rows' columns.
     """
 
     lines: Sequence[Line]
@@ -98,6 +99,7 @@ class StartingConfig:
     verdict: Verdict
     roomy: bool = False
     proposals: Sequence[tuple[str, str, str]] = field(default_factory=tuple)
+    columns: Sequence[str] = ()
 
     @property
     def text(self) -> str:
@@ -321,7 +323,7 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str, *, c
         f"{model}: {_size_text(facts)}; {_fit_text(fit, hardware)}",
         f"{plural(epochs, 'epoch')} of {kept:,} rows in batches of {batch}: {steps:,} steps; {held_out:,} held out",
     ]
-    return StartingConfig(lines, seen, fit.verdict, fit.roomy)
+    return StartingConfig(lines, seen, fit.verdict, fit.roomy, columns=found.rows.columns)
 
 
 class Fit(NamedTuple):

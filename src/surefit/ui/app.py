@@ -4,6 +4,7 @@ request)."""
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,9 +14,11 @@ from starlette.routing import Route
 
 from surefit.core.errors import SureFitError
 from surefit.report.build import HERE as REPORT
-from surefit.ui import comparing, configs, examples, planner, runs, simulation
+from surefit.ui import chat, comparing, configs, examples, jobs, planner, rows, runs, simulation
+from surefit.ui.chat_process import ChatProcess
+from surefit.ui.job_runner import JobRunner
 from surefit.ui.pages import UiContext, json_endpoint, page_endpoint, show_error
-from surefit.ui.security import AccessPolicy, SecurityMiddleware
+from surefit.ui.security import UPLOAD, AccessPolicy, SecurityMiddleware
 from surefit.ui.stages import StageFunctions
 from surefit.ui.workspace import Workspace
 
@@ -35,22 +38,30 @@ def serve_static(ui: UiContext, request: Request) -> Response:
     return FileResponse(path)
 
 
-def redirect_to_runs(ui: UiContext, request: Request) -> Response:
-    """Redirect to the list of runs, the page that users come back for."""
-    return RedirectResponse("/runs", 303)
+def redirect_to_first_page(ui: UiContext, request: Request) -> Response:
+    """Redirect to the run that is going on, else to the page that begins with one's rows."""
+    job = ui.jobs.last()
+    return RedirectResponse(f"/run?{urlencode({'path': job.run})}" if job and job.running else "/rows", 303)
 
 
 ROUTES = [
-    Route("/", page_endpoint(redirect_to_runs)),
+    Route("/", page_endpoint(redirect_to_first_page)),
+    Route("/rows", page_endpoint(rows.rows_page)),
     Route("/static/{name}", page_endpoint(serve_static)),
     Route("/config", page_endpoint(configs.config_page)),
     Route("/planner", page_endpoint(planner.planner_page)),
     Route("/runs", page_endpoint(runs.runs_page)),
     Route("/run", page_endpoint(runs.run_page)),
     Route("/run/report", page_endpoint(runs.report_page)),
+    Route("/run/chat", page_endpoint(chat.chat_page)),
     Route("/run/examples", page_endpoint(examples.examples_page)),
     Route("/compare", page_endpoint(comparing.side_by_side_page)),
     Route("/api/watch", page_endpoint(runs.poll_run)),
+    Route(UPLOAD, rows.receive_rows, methods=["POST"]),
+    Route("/api/draft", json_endpoint(rows.draft_config), methods=["POST"]),
+    Route("/api/start", jobs.start_run, methods=["POST"]),
+    Route("/api/stop", json_endpoint(jobs.stop_run), methods=["POST"]),
+    Route("/api/chat", chat.answer_message, methods=["POST"]),
     Route("/api/check", json_endpoint(configs.check_posted_config), methods=["POST"]),
     Route("/api/edit", json_endpoint(configs.edit_posted_config), methods=["POST"]),
     Route("/api/save", json_endpoint(configs.save_posted_config), methods=["POST"]),
@@ -59,8 +70,8 @@ ROUTES = [
 ]
 
 
-def create_app(workspace: Workspace, stages: StageFunctions, door: AccessPolicy) -> SecurityMiddleware:
+def create_app(workspace: Workspace, jobs: JobRunner, stages: StageFunctions, door: AccessPolicy) -> SecurityMiddleware:
     """Return the ASGI app that uvicorn serves."""
     app = Starlette(routes=ROUTES, exception_handlers={HTTPException: show_error, SureFitError: show_error})
-    app.state.ui = UiContext(workspace, stages, door)
+    app.state.ui = UiContext(workspace, stages, door, jobs, ChatProcess(workspace.root, stages.chat))
     return SecurityMiddleware(app, door)

@@ -53,10 +53,24 @@ def config_page(ui: UiContext, request: Request) -> Response:
         known=version,
         editing=open_path is not None or recipe is not None,
         configs=ui.workspace.configs(),
-        complete=[name for name in recipes.list_recipes() if has_bundled_rows(name)],
-        own_rows=[name for name in recipes.list_recipes() if not has_bundled_rows(name)],
+        complete=_purposes(with_rows=True),
+        own_rows=_purposes(with_rows=False),
         fields=list(list_form_fields()),
     )
+
+
+def _purposes(with_rows: bool) -> dict[str, str]:
+    """Return recipe → what it is for, of the starters with bundled rows, or of the others."""
+    names = [name for name in recipes.list_recipes() if has_bundled_rows(name) == with_rows]
+    return {name: _purpose(name) for name in names}
+
+
+def _purpose(name: str) -> str:
+    try:
+        recipe = recipes.get_recipe(name)
+    except ConfigError:  # another package's, which does not load
+        return ""
+    return recipe.purpose or recipe.citation
 
 
 def list_form_fields() -> Iterator[dict[str, Any]]:

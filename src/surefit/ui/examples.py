@@ -57,6 +57,7 @@ def examples_page(ui: UiContext, request: Request) -> Response:
     return ui.page(
         "examples",
         name=ui.workspace.name(run.path),
+        has_report=run.report.is_file(),
         sets=sets,
         variants=variants,
         filters=FILTERS,

@@ -21,6 +21,8 @@ from surefit.core.env import redact
 from surefit.core.errors import SureFitError
 from surefit.core.units import bytes_text, duration_text
 from surefit.report import text
+from surefit.ui.chat_process import ChatProcess
+from surefit.ui.job_runner import JobRunner
 from surefit.ui.security import AccessPolicy
 from surefit.ui.stages import StageFunctions
 from surefit.ui.workspace import Workspace
@@ -53,13 +55,18 @@ class UiContext:
     workspace: Workspace
     stages: StageFunctions
     door: AccessPolicy
+    jobs: JobRunner
+    chat: ChatProcess
     limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(AT_ONCE))
     simulating: bool = False
+    uploads: int = 0
 
     def page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         """Render a page of `templates/`."""
         workspace = str(self.workspace.root)
         shared = {"csrf": self.door.csrf, "workspace": workspace, "version": __version__, "here": template}
+        job = self.jobs.last()
+        shared["running"] = job.run if job and job.running else ""
         return HTMLResponse(TEMPLATES.get_template(f"{template}.html.j2").render(**shared, **values), status)
 
 

@@ -13,13 +13,15 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from surefit.core.env import redact
+from surefit.core.lock import lock_holder
 from surefit.core.rundir import RunDir
 from surefit.core.units import bytes_text
 from surefit.report.artefacts import read_artefacts
 from surefit.report.scores import set_scores
 from surefit.report.timeline import EVENTS, attempts
 from surefit.report.verdict import measure_effects
-from surefit.stages.events import latest_event
+from surefit.stages.events import is_trained, latest_event
+from surefit.ui.job_runner import file_tail
 from surefit.ui.pages import UiContext
 from surefit.ui.security import REPORT_POLICY
 
@@ -39,7 +41,10 @@ CHARTS = {
 
 def runs_page(ui: UiContext, request: Request) -> Response:
     """Show the list of runs."""
-    rows = [row | {"name": ui.workspace.name(Path(row["run"]))} for row in ui.stages.runs(ui.workspace.root)]
+    rows = [
+        row | {"name": ui.workspace.name(Path(row["run"])), "holder": lock_holder(RunDir(Path(row["run"])).lock)}
+        for row in ui.stages.runs(ui.workspace.root)
+    ]
     return ui.page("runs", runs=[row for row in rows if ui.workspace.shows(Path(row["run"]))])
 
 
@@ -59,6 +64,7 @@ def run_page(ui: UiContext, request: Request) -> Response:
         problems=artefacts.problems,
         has_report=run.report.is_file(),
         framed="report" in request.query_params,
+        chats=is_trained(run),
     )
 
 
@@ -74,15 +80,23 @@ def poll_run(ui: UiContext, request: Request) -> Response:
     run = _run(ui, request)
     lines, next_position, restart, more = _lines_since(run.metrics, request.query_params.get("from", ""))
     events = _turning_points(run)
+    event, job = latest_event(events), ui.jobs.last()
+    job = job if job and job.run == ui.workspace.name(run.path) else None
+    holder = job.command if job and job.running else lock_holder(run.lock)
+    is_complete = event is not None and (event["stage"], event["event"]) == ("report", "finished")
     return JSONResponse(
         {
             "lines": [{key: line.get(key) for key in ("step", *FOLLOWED)} for line in lines],
             "next": next_position,
             "anew": restart,
             "more": more,
-            "event": latest_event(events),
+            "event": event,
             "disk": bytes_text(_size(run.path)),
-            "free": bytes_text(shutil.disk_usage(run.path).free),
+            "free": bytes_text(shutil.disk_usage(ui.workspace.root if not run.path.exists() else run.path).free),
+            "holder": holder,
+            "job": {"command": job.command, "state": job.state_text, "running": job.running} if job else None,
+            "resumable": not holder and not is_complete and run.resolved.exists(),
+            "log": ui.jobs.output_tail() if job else file_tail(run.log),
         }
     )
 
@@ -91,6 +105,9 @@ def _run(ui: UiContext, request: Request) -> RunDir:
     path = request.query_params.get("path")
     if path is None:
         raise HTTPException(404, "Which run?")
+    job = ui.jobs.last()
+    if job and job.run == path and not (ui.workspace.root / path).exists():  # it is being checked, or failed the check
+        return RunDir(ui.workspace.path(path))
     return ui.workspace.run(path)
 
 

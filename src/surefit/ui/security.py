@@ -2,11 +2,12 @@
 
 - Host: a name that this server has. Another site's name that resolves to 127.0.0.1 (DNS rebinding) is rejected; an
   IP address cannot be rebound, so any will do if the server listens beyond loopback.
-- Token, if the server listens beyond loopback or `--token` is set: compared in constant time, in the address once, in
-  a cookie (HttpOnly, SameSite=Strict) from then on.
+- Token: compared in constant time, in the address once, in a cookie (HttpOnly, SameSite=Strict) from then on. Also on
+  loopback, which this machine's other users can reach.
 - Sec-Fetch-Site: requests from other sites are rejected, except for opening a page by a link.
 - POST: from a page of this server only, by Origin and by the CSRF token that only such a page has.
-- Body: at most `MAX_BODY` bytes, declared or not.
+- `LOCAL_ONLY`: what stores files or starts processes is for this machine alone, wherever the server listens.
+- Body: at most `MAX_BODY` bytes, declared or not; that of `UPLOAD` is streamed, and limited where it is stored.
 - The response has a content security policy without inline scripts and without any other server.
 """
 
@@ -25,6 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY = 1 << 20
 """A config has 256 KiB at most, and JSON writes some characters as six."""
+UPLOAD = "/api/upload"
+LOCAL_ONLY = (UPLOAD, "/api/draft", "/api/start", "/api/stop", "/api/chat")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -69,13 +72,13 @@ class AccessPolicy:
 
     Attributes:
         host, port: where the server listens.
-        token: secret that a visitor must know; None: no token is required.
+        token: secret that a visitor must know.
         csrf: secret that only pages of this server know.
     """
 
     host: str
     port: int
-    token: str | None = None
+    token: str
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     @property
@@ -99,7 +102,7 @@ class AccessPolicy:
 
     def admits(self, given: str | None) -> bool:
         """Return whether a token is the right one."""
-        return self.token is None or constant_time_equal(given or "", self.token)
+        return constant_time_equal(given or "", self.token)
 
 
 def constant_time_equal(given: str, expected: str) -> bool:
@@ -122,6 +125,9 @@ class SecurityMiddleware:
         if refusal is not None:
             await refusal(scope, receive, _with_headers(send))
             return
+        if scope["path"] == UPLOAD:
+            await self.app(scope, receive, _with_headers(send))
+            return
         body = await _body(receive) if scope["method"] == "POST" else b""
         if body is None:
             too_large = PlainTextResponse(f"More than {MAX_BODY:,} bytes.", 413, {"Connection": "close"})
@@ -139,12 +145,14 @@ class SecurityMiddleware:
         site, is_navigation = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode") == "navigate"
         if site not in ("same-origin", "none") and not (is_navigation and scope["method"] == "GET"):
             return PlainTextResponse("Requests from other sites are rejected.", 403)
-        if self.door.token is not None:
-            unknown = self._unknown_visitor(scope, headers)
-            if unknown is not None:
-                return unknown
+        unknown = self._unknown_visitor(scope, headers)
+        if unknown is not None:
+            return unknown
         if scope["method"] == "POST" and not self._from_our_page(headers):
             return PlainTextResponse("The request did not come from a page of this server: reload the page.", 403)
+        if scope["path"] in LOCAL_ONLY and not _is_from_this_machine(scope):
+            advice = "use the page there, or through ssh -L."
+            return PlainTextResponse(f"Only the machine that SureFit runs on may do this: {advice}", 403)
         return None
 
     def _unknown_visitor(self, scope: Scope, headers: Headers) -> Response | None:
@@ -154,7 +162,6 @@ class SecurityMiddleware:
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         token = query.pop("token", None)
         if scope["method"] == "GET" and token is not None and self.door.admits(token):
-            assert self.door.token is not None
             path = "/" + scope["path"].lstrip("/")
             redirect = RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303)
             redirect.set_cookie(self.door.cookie, self.door.token, httponly=True, samesite="strict", path="/")
@@ -166,6 +173,11 @@ class SecurityMiddleware:
         if origin is not None and origin != f"http://{headers['host']}":
             return False
         return constant_time_equal(headers.get("x-csrf-token", ""), self.door.csrf)
+
+
+def _is_from_this_machine(scope: Scope) -> bool:
+    host = (scope.get("client") or ("", 0))[0]
+    return is_loopback(host.removeprefix("::ffff:"))
 
 
 def _cookie(headers: Headers, name: str) -> str | None:

@@ -70,6 +70,5 @@ async def _plan(ui: UiContext, config: SureFitConfig) -> dict[str, Any]:
     lines = output.decode("utf-8", "replace").strip().splitlines()
     document: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if "estimate" not in document:
-        error = document.get("error") or {}
-        raise ConfigError(str(error.get("message", "the plan failed")), code="E1070", help=error.get("help"))
+        raise ConfigError(str(document.get("message", "the plan failed")), code="E1070", help=document.get("help"))
     return document

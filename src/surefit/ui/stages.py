@@ -23,8 +23,12 @@ class StageFunctions:
         check: (text of a config, its name, the forbidden paths) → the content of check.json.
         runs: a directory → a row for each run in it, as in `surefit runs --json`.
         plan: a config file → the command whose last line of output is the content of plan.json.
+        run: (a config file or a run directory, whether to resume) → the command that runs all stages.
+        chat: (a run directory, its variants) → the command that reads messages and writes answers, as JSON lines.
     """
 
     check: Callable[[str, str, ForbiddenPaths], dict[str, Any]]
     runs: Callable[[Path], list[dict[str, Any]]]
     plan: Callable[[Path], list[str]]
+    run: Callable[[str, bool], list[str]]
+    chat: Callable[[str, Sequence[str]], list[str]]

@@ -1,15 +1,19 @@
 """The one directory that the pages may read and write in, and the paths in it that they may use.
 
 A path from a request is relative, has no hidden part (`.env`, `.git`) and, with all links resolved, stays inside. Only
-configs are written, and never inside a run.
+configs and rows are written, never inside a run; `STATE` is the page's own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.request import url2pathname
 
 from starlette.exceptions import HTTPException
 
@@ -21,11 +25,19 @@ from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.lock import hold_folder_lock
 from surefit.core.output import output_file
 from surefit.core.rundir import RunDir, file_sha256, machine_errors, write_atomic
+from surefit.data.read.file_io import file_extensions
+from surefit.data.read.readers import ENDINGS, NAMED_ONLY
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 DEPTH = 4
 """Maximum depth below the workspace at which configs are looked for."""
-MOST_CONFIGS = 500
+MOST_LISTED = 500
+"""Configs, and files of rows, that a page lists."""
+STATE = ".surefit-ui"
+"""Directory of the page's own files: an upload while it arrives, and the record of the run that it started."""
+PART = ".part"
+"""Ending of an upload while it arrives."""
+STALE_SECONDS = 3600.0
 LONGEST, LONGEST_NAME = 2_000, 200
 """Bytes of a path and of each of its names; file systems allow 255, and a temporary name is longer."""
 NOT_IN_A_PATH = "\\%"
@@ -87,8 +99,12 @@ class Workspace:
         """Return whether everything that pages show of a run is inside the workspace; checkpoints may be links to
         another disk."""
         links = (path for path in directory.rglob("*") if path.is_symlink() and path != directory / "checkpoints")
+        return self.leads_inside(directory) and all(self.leads_inside(link) for link in links)
+
+    def leads_inside(self, path: Path) -> bool:
+        """Return whether a path, with all links resolved, is inside."""
         try:
-            return self.holds(directory.resolve()) and all(self.holds(link.resolve()) for link in links)
+            return self.holds(path.resolve())
         except (OSError, RuntimeError):  # a cycle of links, or no permission to follow one
             return False
 
@@ -101,9 +117,17 @@ class Workspace:
 
     def configs(self) -> list[str]:
         """Return the names of the existing configs, except configs in run directories, sorted."""
-        return sorted(self.name(path) for _, path in zip(range(MOST_CONFIGS), self._yaml_files(), strict=False))
+        return self._list(lambda name: name.endswith(CONFIG_SUFFIXES))
 
-    def _yaml_files(self) -> Iterator[Path]:
+    def row_files(self) -> list[str]:
+        """Return the names of the files that may hold rows, except files in run directories, sorted."""
+        endings = set(ENDINGS) - set(NAMED_ONLY)
+        return self._list(lambda name: file_extensions(name)[0] in endings)
+
+    def _list(self, wanted: Callable[[str], bool]) -> list[str]:
+        return sorted(self.name(path) for _, path in zip(range(MOST_LISTED), self._files(wanted), strict=False))
+
+    def _files(self, wanted: Callable[[str], bool]) -> Iterator[Path]:
         for folder, folders, files in os.walk(self.root):
             directory = Path(folder)
             at_limit = len(directory.relative_to(self.root).parts) >= DEPTH
@@ -111,10 +135,8 @@ class Workspace:
                 [] if at_limit or is_run(directory) else sorted(n for n in folders if self._looked_into(directory / n))
             )
             if not is_run(directory):
-                configs = [
-                    directory / name for name in sorted(files) if name.endswith(CONFIG_SUFFIXES) and not _hidden(name)
-                ]
-                yield from (path for path in configs if self.holds(path.resolve()))
+                paths = [directory / name for name in sorted(files) if wanted(name) and not _hidden(name)]
+                yield from (path for path in paths if self.holds(path.resolve()) and path.is_file())
 
     def _looked_into(self, folder: Path) -> bool:
         name = folder.name
@@ -168,15 +190,47 @@ class Workspace:
         ]
         return {key: path for key, path in named_paths if os.path.lexists(path)}
 
-    def refuse(self, config: SureFitConfig) -> list[SureFitError]:
+    def row_file(self, text: str) -> Path:
+        """Return the file of rows of a request."""
+        path = self.path(text)
+        if not path.is_file() or file_extensions(path.name)[0] not in ENDINGS:
+            raise _absent()
+        return path
+
+    def state_folder(self) -> Path:
+        """Return the directory of the page's own files, without what a killed upload left there.
+
+        Raises:
+            ConfigError: it is not a directory, or a link.
+        """
+        folder = self.root / STATE
+        with machine_errors(folder):
+            if not os.path.lexists(folder):
+                folder.mkdir(mode=0o700, exist_ok=True)
+                write_atomic(folder / ".gitignore", "*\n")
+        if folder.is_symlink() or not folder.is_dir():
+            raise ConfigError(
+                "this is not a directory", code="E1079", path=folder, help="remove it: the page makes its own"
+            )
+        for part in folder.glob(f"*{PART}"):
+            with contextlib.suppress(OSError):
+                if time.time() - part.lstat().st_mtime > STALE_SECONDS:
+                    part.unlink()
+        return folder
+
+    def refuse(self, config: SureFitConfig, command: str = "surefit check") -> list[SureFitError]:
         """Return an error for each path of a config that is outside the workspace or hidden in it: pages read none of
-        these."""
+        these.
+
+        Args:
+            command: does the same on the command line, without this limit.
+        """
         return [
             ConfigError(
-                f"{text!r} is outside the workspace, so this page does not read it",
+                f"{text!r} is outside the workspace, so this page does not use it",
                 code="E1074",
                 field=key,
-                help="move it there, or use the command line: `surefit check`",
+                help=f"move it there, or use the command line: `{command}`",
             )
             for key, text in (*path_texts(config), *self._named_by_accelerate(config))
             if not self._may_be_read(text)
@@ -198,18 +252,20 @@ class Workspace:
             yield "parallel.accelerate_config", str(path.parent / file)
 
     def _may_be_read(self, text: str) -> bool:
+        """Return whether a path leads nowhere outside. A hub id and a sample count as paths that are not there yet."""
+        if text[:7].lower() == "file://":  # as data/read/sources.py reads it
+            text = url2pathname(text[7:].removeprefix("localhost"))
         try:
-            relative = Path(text)
-            path = self.root / relative.expanduser()
-            looks_like_path = relative.is_absolute() or text.startswith("~") or ".." in relative.parts
-            if not looks_like_path and not os.path.lexists(path):
-                return not any(_hidden(part) for part in relative.parts)  # a hub id, a sample, or not there yet
-            targets = [path.resolve()]
-            if path.is_dir():
-                targets += [child.resolve() for child in path.iterdir() if child.is_symlink()]
+            path = self.root / Path(text).expanduser()
+            if not self.holds(path.resolve()):
+                return False
+            targets = [child for child in path.iterdir() if child.is_symlink()] if path.is_dir() else []
+            if glob.has_magic(text) and not os.path.lexists(path):
+                pattern = os.path.expanduser(text)
+                targets = [self.root / match for match in glob.glob(pattern, root_dir=self.root, recursive=True)]
+            return all(self.holds(target.resolve()) for target in targets)
         except (OSError, RuntimeError, ValueError):
             return False
-        return all(self.holds(target) for target in targets)
 
 
 def file_version(path: Path) -> str | None:

@@ -1,5 +1,5 @@
 // The editor: line numbers, findings as one types, the form that edits the text, saving.
-import { byId, element, latest, post } from "./common.js";
+import { byId, confirmRun, element, latest, post } from "./common.js";
 
 const text = byId("text"), gutter = byId("gutter"), nameField = byId("name");
 let saved = text.value;
@@ -90,11 +90,16 @@ byId("save").addEventListener("submit", async (event) => {
     nameField.dataset.known = answer.known;
     history.replaceState(null, "", `/config?${new URLSearchParams({ open: answer.name })}`);
     byId("saved").textContent = `Saved ${answer.name}.`;
+    byId("run").hidden = false;
   } catch (error) {
     byId("saved").textContent = error.message;
   }
 });
 
+byId("run").addEventListener("click", () => {
+  if (text.value !== saved) byId("saved").textContent = "Save it first: what runs is the file.";
+  else confirmRun(nameField.defaultValue, byId("saved"));
+});
 text.addEventListener("input", () => { number(); check(); });
 text.addEventListener("scroll", () => { gutter.scrollTop = text.scrollTop; });
 addEventListener("beforeunload", (event) => { if (text.value !== saved) event.preventDefault(); });

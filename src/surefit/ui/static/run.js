@@ -1,4 +1,6 @@
-// Follows a run: asks for what is new, and draws it with uPlot.
+// Follows a run: asks for what is new, and draws it with uPlot; stops it, and goes on with it.
+import { byId, confirmed, post, quoted } from "./common.js";
+
 const path = document.getElementById("run").dataset.path;
 const figures = [...document.querySelectorAll("#charts figure")];
 const WAIT = 2000, GIB = 2 ** 30;
@@ -57,6 +59,52 @@ function draw(anew) {
   }
 }
 
+function state({ event, holder, job }) {
+  const last = event ? `${event.stage} ${event.event}` : job?.running ? "check and plan" : "not started";
+  if (holder && !job?.running) return `${last}; in use by ${holder}`;
+  return job ? `${last}; “${job.command}” ${job.state}` : last;
+}
+
+// Once a run has ended, its page has scores, a report and a model that it was not made with.
+let wasRunning = false;
+
+function show({ job, holder, resumable, log }) {
+  if (wasRunning && !holder) location.reload();
+  wasRunning = Boolean(holder);
+  byId("stop").hidden = !job?.running;
+  byId("resume").hidden = !resumable;
+  byId("output").hidden = !log.length;
+  const text = log.join("\n");
+  if (byId("log").textContent === text) return;
+  byId("log").textContent = text;
+  byId("log").scrollTop = byId("log").scrollHeight;
+}
+
+async function act(title, text, command, yes, address, body, done) {
+  if (!(await confirmed(title, text, command, yes))) return false;
+  try {
+    await post(address, body);
+    byId("did").textContent = done;
+    return true;
+  } catch (error) {
+    byId("did").textContent = error.message;
+    return false;
+  }
+}
+
+let stops = 0;
+byId("stop").addEventListener("click", async () => {
+  const text = stops
+    ? "It was asked to stop, and saves its work. A second time it ends at once: what came after the last checkpoint is lost."
+    : "It ends the step that it is in, saves its work and stops, as with Ctrl-C. You can go on with it later.";
+  const [title, yes] = stops ? ["End it at once?", "End at once"] : ["Stop this run?", "Stop"];
+  if (await act(title, text, "", yes, "/api/stop", {}, "Stopping…")) stops += 1;
+});
+byId("resume").addEventListener("click", async () => {
+  const text = "It goes on from the last checkpoint, and leaves out the stages that are done.";
+  if (await act("Go on with this run?", text, `surefit run ${quoted(path)} --resume`, "Go on", "/api/start", { run: path }, "Started.")) stops = 0;
+});
+
 async function follow() {
   try {
     const answer = await fetch(`/api/watch?${new URLSearchParams({ path, from: place })}`);
@@ -66,7 +114,8 @@ async function follow() {
     news.lines.forEach(add);
     place = news.next;
     if (news.lines.length || news.anew) draw(news.anew);
-    set("state", news.event ? `${news.event.stage} ${news.event.event}` : "not started");
+    set("state", state(news));
+    show(news);
     set("step", lines.size ? String([...lines.keys()].reduce((most, step) => Math.max(most, step), 0)) : "–");
     set("disk", `${news.disk}, ${news.free} free`);
     setTimeout(follow, news.more ? 0 : document.hidden ? 5 * WAIT : WAIT);
