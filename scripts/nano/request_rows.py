@@ -14,7 +14,7 @@ from typing import Any
 SOURCE = Path(__file__).with_name("requests.txt")
 HELD_OUT = "held out: "
 FEW, ALL = (0, 1, 2), (9,)
-"""Numbers of tools that a row offers beside those it needs: short rows train faster; scored rows offer the whole group."""
+"""Numbers of tools of its group that a row offers beside those it needs: rows to train on are kept short."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ def _call(text: str) -> dict[str, Any]:
 
 
 def _rows(groups: list[Group], name: str, spare: Sequence[int]) -> Iterator[dict[str, str]]:
-    """A row per request: the called tools, some that are not called, and beside every second one a tool of another group.
+    """Yield a row per request: the called tools, some that are not, and in every second one a tool of another group.
 
     Args:
         groups: of one part, training or scoring.
