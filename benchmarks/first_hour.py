@@ -276,16 +276,21 @@ def first_hour(data_set: DataSet, rows: list[Row], folder: Path, control: bool) 
 
 
 def read_verdict(run: Path) -> dict[str, Any]:
-    """What the run says of itself: the headline, and the comparison of base and tuned that it rests on."""
+    """What the run's page says first, and the interval that it rests on."""
     from surefit.core.rundir import RunDir
-    from surefit.report.artefacts import load_artefacts
-    from surefit.report.curves import read_training_curves
-    from surefit.report.scores import HELD_OUT, read_scores
-    from surefit.report.timeline import attempts
-    from surefit.report.verdict import judge_run, measure_effects
+    from surefit.report.artefacts import read_artefacts
+    from surefit.report.build import build_page
 
-    raise NotImplementedError(RunDir, load_artefacts, read_training_curves, HELD_OUT, read_scores, attempts, judge_run,
-                              measure_effects)  # fmt: skip
+    page = build_page(read_artefacts(RunDir(run)))
+    held_out = next((effect for effect in page.effects if effect.set == "eval"), None)
+    comparison = held_out.comparison if held_out else None
+    return {
+        "headline": page.verdict.headline,
+        "sentences": page.verdict.sentences,
+        "claims_gain": page.verdict.tone == "good",
+        "metric": held_out.metric if held_out else None,
+        "ci95": list(comparison.ci95) if comparison else None,
+    }
 
 
 def passes(hour: Hour) -> bool:
@@ -300,7 +305,9 @@ def line(hour: Hour) -> str:
     span = f"[{interval[0]:+.3f}, {interval[1]:+.3f}]" if interval else "-"
     cost = sum(command.seconds for command in hour.commands), sum(c.processor_seconds for c in hour.commands)
     name = f"{hour.name}, shuffled" if hour.control else hour.name
-    said = hour.verdict.get("headline") or f"`{' '.join(hour.commands[-1].typed[:2])}` ended with {hour.commands[-1].code}"
+    said = (
+        hour.verdict.get("headline") or f"`{' '.join(hour.commands[-1].typed[:2])}` ended with {hour.commands[-1].code}"
+    )
     verdict = "yes" if passes(hour) else "NO"
     return f"{name:<32}{len(hour.commands):>4}{cost[0]:>8.0f}{cost[1]:>8.0f}  {span:<18}{verdict:<5}{said}"
 
