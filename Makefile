@@ -36,9 +36,7 @@ test: $(VENV)/.dev ## the default suite
 	$(PYTEST) -n 2 --dist worksteal
 
 test-all: $(VENV)/.dev $(VENV)/.real ## what `make test` leaves out: slow, browser, slurm, distributed, gpu
-	$(PYTEST) -m "slurm or distributed or gpu"
-	$(PYTEST) -n 2 --dist loadfile -m "(slow or browser) and not (slurm or distributed or gpu)" --ignore tests/families
-	$(PYTEST) -n 2 -m "slow" tests/families
+	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder -m "slow or browser or slurm or distributed or gpu"
 
 test-long: $(VENV)/.dev $(VENV)/.real ## the rest: the pretrained model at work, thousands of mutated files
 	$(PYTEST) -m long

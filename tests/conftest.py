@@ -64,6 +64,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/expected anew")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Say which tests stay together under `--dist loadgroup`: those of a file, which share its fixtures, and all that
+    need SLURM, for it has one controller. The many families share nothing."""
+    if item.get_closest_marker("slurm"):
+        item.add_marker(pytest.mark.xdist_group("slurm"))
+    elif "families" not in item.path.parts:
+        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 def pytest_collection_finish() -> None:
     """What is loaded now stays: looking through it for garbage, again and again, costs half a second each time."""
     gc.collect()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -13,6 +13,8 @@ from typing import Any
 
 SOURCE = Path(__file__).with_name("requests.txt")
 HELD_OUT = "held out: "
+FEW, ALL = (0, 1, 2), (9,)
+"""Numbers of tools of its group that a row offers beside those it needs: rows to train on are kept short."""
 
 
 @dataclass
@@ -25,13 +27,14 @@ class Group:
 
 
 def sample_sets() -> dict[str, list[dict[str, str]]]:
-    """The rows by set."""
+    """Return the rows by set: the scored requests that a tool fits, and those that none fits, are apart."""
     groups = read(SOURCE.read_text(encoding="utf-8"))
     train = [group for group in groups if not group.name.startswith(HELD_OUT)]
-    held = [group for group in groups if group.name.startswith(HELD_OUT)]
+    held = list(_rows([group for group in groups if group.name.startswith(HELD_OUT)], "requests-eval", ALL))
     return {
-        "requests-train": list(_rows(train, "requests-train")),
-        "requests-eval": list(_rows(held, "requests-eval")),
+        "requests-train": list(_rows(train, "requests-train", FEW)),
+        "requests-eval": [row for row in held if row["answers"] != "[]"],
+        "requests-no-tool": [row for row in held if row["answers"] == "[]"],
     }
 
 
@@ -61,15 +64,29 @@ def _call(text: str) -> dict[str, Any]:
     return {"name": call.func.id, "arguments": {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}}
 
 
-def _rows(groups: list[Group], name: str) -> Iterator[dict[str, str]]:
-    """A row per request: the group's tools, and beside every second one a tool of another group of the same part."""
+def _rows(groups: list[Group], name: str, spare: Sequence[int]) -> Iterator[dict[str, str]]:
+    """Yield a row per request: the called tools, some that are not, and in every second one a tool of another group.
+
+    Args:
+        groups: of one part, training or scoring.
+        name: of the set, for the rows' ids.
+        spare: how many tools of the group are offered that are not called, each as likely; a request that no tool fits
+            is offered one more.
+    """
     number = 0
     for place, group in enumerate(groups):
         for query, calls in group.requests:
             rng = Random(f"{name}-{number}")
-            other = groups[(place + 1 + rng.randrange(len(groups) - 1)) % len(groups)]
+            called = {call["name"] for call in calls}
+            others = [tool for tool in group.tools if tool["name"] not in called]
+            count = rng.choice(spare) + (not calls)
+            tools = [tool for tool in group.tools if tool["name"] in called] + rng.sample(
+                others, min(count, len(others))
+            )
             # Not beside a request that no tool of its group fits: another group's might.
-            tools = [*group.tools, *([rng.choice(other.tools)] if calls and number % 2 else [])]
+            if calls and number % 2:
+                other = groups[(place + 1 + rng.randrange(len(groups) - 1)) % len(groups)]
+                tools.append(rng.choice(other.tools))
             rng.shuffle(tools)
             yield {
                 "id": f"{name}-{number}",

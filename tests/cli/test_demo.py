@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from surefit import samples
-from surefit.cli.demo import CONFIG, REAL, score_leaderboard, summarize_demo, write_leaderboard
+from surefit.cli.demo import BUILT_IN, CONFIG, NO_TOOL, REAL, score_leaderboard, summarize_demo, write_leaderboard
 from surefit.config.load import load_config
 from surefit.config.resolve import iter_config_values
 from surefit.core.errors import DataError
@@ -28,29 +28,54 @@ def test_the_demo_differs_from_the_shipped_config_in_nothing_else() -> None:
     assert demo["train.max_steps"] <= 500
 
 
-def test_summary(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    pair = {"a": "base", "b": "merged", "metric": "exact_match", "difference": 0.8, "ci95": [0.75, 0.85]}
-    scored = {
-        "n": 300,
-        "variants": {"base": {"exact_match": {"mean": 0.1}}, "merged": {"exact_match": {"mean": 0.9}}},
-        "comparisons": [{**pair, "metric": "ast", "difference": 0.1}, pair],
-    }
-    write_json(run.eval_summary, {"primary_metric": "exact_match", "sets": {"eval": scored, "old_tools": scored}})
+def summary_of(run: RunDir, sets: dict[str, Any]) -> None:
+    write_json(run.eval_summary, {"primary_metric": "exact_match", "sets": sets})
     write_json(run.certificate, {"passed": True})
     for step in (1, 2, 3):
         append_jsonl(run.metrics, {"step": step, "loss": 1.0})
     append_jsonl(run.metrics, {"step": 3, "eval_loss": 1.0})
-    result = summarize_demo(run, 12.34)
-    expected = {"base": 0.1, "tuned": 0.9, "gain": 0.8, "ci95": [0.75, 0.85], "n": 300, "steps": 3, "seconds": 12.3}
+
+
+def scored_set(metric: str, base: float, tuned: float, n: int) -> dict[str, Any]:
+    pair = {"a": "base", "b": "merged", "metric": metric, "difference": tuned - base, "ci95": [-1.0, 1.0]}
+    return {
+        "n": n,
+        "variants": {"base": {metric: {"mean": base}}, "merged": {metric: {"mean": tuned}}},
+        "comparisons": [{**pair, "metric": "json_valid", "difference": 0.1}, pair],
+    }
+
+
+def test_summary(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    scored = scored_set("exact_match", 0.0, 0.75, 300)
+    summary_of(run, {"eval": scored, "old_tools": scored})
+    result = summarize_demo(run, BUILT_IN, 12.34)
+    expected = {"base": 0.0, "tuned": 0.75, "gain": 0.75, "ci95": [-1.0, 1.0], "n": 300, "steps": 3, "seconds": 12.3}
     assert {key: result[key] for key in expected} == expected
     assert result["certificate"] is True
+
+
+def test_summary_of_the_real_demo_counts_refusals_apart(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    sets = {"eval": scored_set("exact_match", 0.0, 0.5, 87), NO_TOOL: scored_set("irrelevance", 1.0, 0.875, 32)}
+    summary_of(run, sets)
+    result = summarize_demo(run, REAL, 1.0)
+    assert (result["metric"], result["gain"], result["n"]) == ("exact_match", 0.5, 87)
+    kept = result["sets"][NO_TOOL]
+    assert (kept["metric"], kept["base"], kept["tuned"], kept["gain"], kept["n"]) == (
+        "irrelevance",
+        1,
+        0.875,
+        -0.125,
+        32,
+    )
 
 
 def test_the_real_demo_has_its_rows_with_the_package() -> None:
     config = load_config(REAL.config).config
     assert config.model.name_or_path == "surefit/smollm2-135m-instruct"
-    assert {config.data.train, config.data.eval} <= set(samples.list_samples())
+    assert {config.data.train, config.data.eval, *config.evaluate.extra_sets.values()} <= set(samples.list_samples())
+    assert {"eval", *config.evaluate.extra_sets} <= REAL.sets.keys()
     assert config.evaluate.gate is not None
     assert config.evaluate.gate.not_worse_than == "base"
 

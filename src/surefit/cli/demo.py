@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from surefit.stages.run_context import CheckedRun
 
 FOLDER = Path(samples.__file__).parent
+NO_TOOL = "no_tool"
+"""The set of requests that no tool on offer fits, scored apart so that calls are not gained at their expense."""
 LEADERBOARD = "leaderboard"
 CATEGORY = "live_simple"
 LEADERBOARD_ROWS = 16
@@ -42,34 +44,56 @@ VARIANTS = ("base", "merged")
 
 
 @dataclass(frozen=True)
+class ShownScore:
+    """How the output shows the scores of an evaluation set.
+
+    Attributes:
+        label: what is scored, in the table.
+        metric: the recipe's metric.
+        interval: what the line with the interval of the difference is called; None for no such line.
+    """
+
+    label: str
+    metric: str = "exact_match"
+    interval: str | None = None
+
+
+@dataclass(frozen=True)
 class Demo:
     """One of the two demos.
 
     Attributes:
         config: its config file.
         model: the model's name for people.
-        sets: evaluation set → its label in the output.
+        sets: evaluation set → how it is shown.
         about: training and evaluation data, in one line.
     """
 
     config: Path
     model: str
-    sets: dict[str, str]
+    sets: dict[str, ShownScore]
     about: str
 
 
 BUILT_IN = Demo(
     FOLDER / "demo.yaml",
     "the built-in model",
-    {"eval": "new tools: exact match", "old_tools": "old tools: exact match"},
+    {
+        "eval": ShownScore("new tools: exact match", interval="gain on the new tools"),
+        "old_tools": ShownScore("old tools: exact match"),
+    },
     "six new tools from generated requests; scored on other calls of them, and on tools that the model knew before",
 )
 REAL = Demo(
     FOLDER / "demo-real.yaml",
     "SmolLM2-135M-Instruct",
-    {"eval": "tools never seen: exact match", LEADERBOARD: "leaderboard users: AST"},
-    "143 requests written by hand, eleven groups of tools; scored on 65 requests to five other groups of tools, none "
-    "of which is in a training row",
+    {
+        "eval": ShownScore("tools never seen: exact match", interval="gain on tools never seen"),
+        NO_TOOL: ShownScore("no tool fits: no call", "irrelevance", "change where no tool fits"),
+        LEADERBOARD: ShownScore("leaderboard users: AST", "ast", "gain on the leaderboard's requests"),
+    },
+    "520 requests written by hand, 37 groups of tools; scored on 119 requests to nine other groups of tools, none of "
+    "which is in a training row; no tool fits 32 of these, and the model is to call none",
 )
 CONFIG = BUILT_IN.config
 
@@ -106,7 +130,7 @@ def demo(
     run = replace(load_checked_run(chosen.config, changes), verb="run")
     _require_demo(run)
     code = run_all_stages(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
-    result = summarize_demo(run.run, time.monotonic() - start)
+    result = summarize_demo(run.run, chosen, time.monotonic() - start)
     if data is not None:
         result["sets"][LEADERBOARD] = score_leaderboard(data, rows, run.run)
     _say(out, chosen, result)
@@ -165,32 +189,31 @@ def score_leaderboard(data: Path, place: Path, run: RunDir) -> dict[str, Any]:
         values.append([score_bfcl_answer(questions_by_index[line["index"]], line["text"], CATEGORY) for line in lines])
     pair = paired_bootstrap(values[0], values[1])
     base, tuned = (sum(variant_values) / len(variant_values) for variant_values in values)
-    return {"base": base, "tuned": tuned, "gain": pair.difference, "ci95": [pair.low, pair.high], "n": len(values[0])}
+    scores = {"base": base, "tuned": tuned, "gain": pair.difference, "ci95": [pair.low, pair.high]}
+    return scores | {"n": len(values[0]), "metric": "ast"}
 
 
 def _say(out: Output, chosen: Demo, result: dict[str, Any]) -> None:
     sets: dict[str, Any] = result["sets"]
     rows = [
-        [chosen.sets[name], *_shares(scores), f"{100 * scores['gain']:+.1f} points"]
+        [chosen.sets[name].label, *_shares(scores), f"{100 * scores['gain']:+.1f} points"]
         for name, scores in sets.items()
-        if name in chosen.sets
     ]
     out.table(f"What {chosen.model} learned", ["", "base", "fine-tuned", "difference"], rows)
     for name, scores in sets.items():
-        if name != "old_tools":
-            label = "gain on the new tools" if name == "eval" else f"gain on the {name}'s requests"
+        if label := chosen.sets[name].interval:
             out.say(f"{label}: {_interval(scores['ci95'])} points (95 % interval, {scores['n']} prompts)")
     passed, steps = "passed" if result["certificate"] else "FAILED", plural(result["steps"], "optimizer step")
     out.say(f"certificate: {passed} · {steps} · {duration_text(result['seconds'])}")
     out.say(f"the page that explains it: {result['report']}", "bold")
 
 
-def summarize_demo(run: RunDir, seconds: float) -> dict[str, Any]:
+def summarize_demo(run: RunDir, chosen: Demo, seconds: float) -> dict[str, Any]:
     """Return the object that `surefit demo --json` prints; shares are in [0, 1]."""
     summary = read_json(run.eval_summary)
-    metric = summary["primary_metric"]
     sets = {}
     for name, set_summary in summary["sets"].items():
+        metric = chosen.sets[name].metric
         comparison = next(
             p for p in set_summary["comparisons"] if (p["a"], p["b"], p["metric"]) == ("base", "merged", metric)
         )
@@ -200,11 +223,11 @@ def summarize_demo(run: RunDir, seconds: float) -> dict[str, Any]:
             "gain": comparison["difference"],
             "ci95": comparison["ci95"],
             "n": set_summary["n"],
+            "metric": metric,
         }
     steps = [line["step"] for line in read_jsonl(run.metrics) if "loss" in line]
     return {
         **sets["eval"],
-        "metric": metric,
         "steps": max(steps),
         "seconds": round(seconds, 1),
         "certificate": read_json(run.certificate)["passed"],

@@ -174,10 +174,11 @@ def test_a_field_is_named_where_an_error_names_none() -> None:
 
 
 def test_of_the_libraries_only_what_users_can_do_nothing_about_is_kept_from_them(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env.quiet_libraries()
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    monkeypatch.setattr(logger, "disabled", False)  # MLflow's migrations disable every logger that is there
     logger.warning("Failed to load CPU gemm_4bit_forward from kernels-community: %s. Please …", "No module")
     logger.warning("something else")
     logger.error("worse")

@@ -124,7 +124,7 @@ def test_what_fused_kernels_need_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_trackers_are_said_to_be_set_up_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(probes, "installed_version", {"wandb": "0.28.0"}.get)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     wandb = named(probes.tracker_probes(), "tracker wandb")
     assert ("would prompt for a key" in wandb.fact, wandb.verdict, wandb.fix) == (True, "info", None)
