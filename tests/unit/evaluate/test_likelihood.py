@@ -182,9 +182,11 @@ def test_base_adapter_and_merged_model(letters):  # noqa: F811
     for adapter, merged, base in zip(*(by_variant[name] for name in ("adapter", "merged", "base")), strict=True):
         assert adapter["scores"][LOSS] == pytest.approx(merged["scores"][LOSS], abs=1e-4)
         assert base["scores"][LOSS] > merged["scores"][LOSS] + 1
-        assert merged["scores"][OTHER_LOSS] > merged["scores"][LOSS] + 1
+    gaps = [line["scores"][OTHER_LOSS] - line["scores"][LOSS] for line in by_variant["merged"]]
+    assert min(gaps) > 0
+    assert sum(gaps) / len(gaps) > 1, "an answer is far less likely behind another row's letter"
     found = summary["sets"]["eval"]
-    assert found["variants"]["merged"][LIKELIHOOD]["mean"] > 0.5 > found["variants"]["base"][LIKELIHOOD]["mean"]
+    assert found["variants"]["merged"][LIKELIHOOD]["mean"] > 10 * found["variants"]["base"][LIKELIHOOD]["mean"]
     # One word: exact match decides, and says so.
     assert summary["primary_metric"] == "exact_match"
     assert (found["fit"]["decides"], found["fit"]["median_words"]) == (False, 1)

@@ -258,7 +258,7 @@ def test_examples_show_prompt_gold_and_both_answers(page: Page) -> None:
         ("eval", "won"): 20, ("eval", "wrong"): 10, ("eval", "right"): 5,
         ("old_tools", "won"): 10, ("old_tools", "lost"): 20, ("old_tools", "wrong"): 3, ("old_tools", "right"): 5,
     }  # fmt: skip
-    assert '"book_taxi"' in text  # the base's answer
+    assert "book_taxi" in text  # the base's answer, with the words marked that are not in the gold one
     assert "One ticket Zurich to Lusaka, please" in text
     assert "truncated at the limit" in text
 
