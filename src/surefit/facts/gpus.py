@@ -355,7 +355,8 @@ def generic_gpu(text: str) -> GpuSpec | None:
     source = f"{SEEN_SHARE:.0%} of {size:g} GB, as PyTorch sees of consumer cards"
     memory = round(SEEN_SHARE * size * GIB)
     article = "an" if f"{size:g}".startswith("8") or size in (11, 18) else "a"
-    return GpuSpec(f"{article} {size:g} GB card", "Ampere", memory, (8, 6), source, *[None] * 6, rates_source=GENERIC)
+    rates: GpuRates = (None, None, None, None, None, None)
+    return _gpu(f"{article} {size:g} GB card", "Ampere", memory / GIB, (8, 6), source, rates, GENERIC)
 
 
 def sizes_of(name: str) -> tuple[str, ...]:

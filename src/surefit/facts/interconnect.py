@@ -61,5 +61,7 @@ def link_of(name: str) -> Link | None:
         return Link(rate * 1e9, source)
     generation = _PCIE[gpu.architecture]
     lanes = 8 if key in _EIGHT_LANES else 16
-    rate = _PCIE_RATE[generation] * lanes / 16
-    return Link(rate * 1e9, f"PCIe {generation}, {lanes} lanes: no NVLink between cards is assumed")
+    return Link(
+        _PCIE_RATE[generation] * lanes / 16 * 1e9,
+        f"PCIe {generation}, {lanes} lanes: no NVLink between cards is assumed",
+    )

@@ -131,7 +131,8 @@ class _Trial:
         in_4_bits = changes.get("model.quantization", config.model.quantization) == "nf4" or model.quantization
         full = changes.get("train.method", config.train.method) == "full"
         width = 0.5 if in_4_bits else 1 if config.model.quantization == "fp8" else 2
-        return width * (2 if full else 1) * (model.parameters or 0) / changes.get("hardware.count", 1)
+        count: int = changes.get("hardware.count", 1)
+        return width * (2 if full else 1) * (model.parameters or 0) / count
 
     def card(self, as_it_is: bool) -> FitOption | None:
         """Return the smallest larger card on which the run fits as it is or, unless `as_it_is`, with a setting."""

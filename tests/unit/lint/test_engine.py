@@ -215,9 +215,9 @@ def few_rows(count: int, share: float) -> list[Finding]:
 def test_advice_on_held_out_rows_is_never_what_is_set_already() -> None:
     (found,) = few_rows(300, 0.02)
     assert "holds out about 6" in found.message
-    assert "such as 0.17" in (found.help or "")
+    assert "data.eval: 0.1," in (found.help or "")
     (found,) = few_rows(15, 0.5)
-    assert found.help == "collect more rows, or name a file of rows in data.eval"
+    assert (found.help or "").startswith("no share of 15 rows is enough: collect 48 or more")
     assert few_rows(300, 0.1) == []
 
 
