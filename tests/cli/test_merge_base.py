@@ -95,7 +95,7 @@ def test_what_the_hub_refuses_is_said_of_the_adapters_file(hub: str, tmp_path: P
     assert "whether it was renamed" in renamed
     assert "the hub returned an unexpected response" in broken or "the hub cannot be reached" in broken
     assert "no such directory" in gone
-    assert "someone/renamed: --base: is not on the hub" in chosen
+    assert "] --base: is not on the hub" in chosen
 
 
 @pytest.mark.slow

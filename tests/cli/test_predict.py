@@ -66,7 +66,7 @@ def test_answers_of_other_rows_or_settings_are_not_mixed(surefit: Surefit, confi
     assert (tmp_path / "out.jsonl").read_bytes() == written
     longer = ask("--set", "evaluate.max_new_tokens=5")
     assert longer.code == 2
-    assert "out.jsonl: holds answers with another decoding" in longer.text
+    assert "] holds answers with another decoding" in longer.text
     assert "--overwrite" in longer.text
     assert ask("--set", "evaluate.max_new_tokens=5", "--overwrite").code == 0
     few.write_text(json.dumps(row("Cy")) + "\n", encoding="utf-8")

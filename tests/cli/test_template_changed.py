@@ -39,7 +39,7 @@ def test_an_edited_template_is_not_used(surefit, tmp_path: Path) -> None:
     ):
         said = surefit(*verb)
         assert said.code == 2, said.text
-        assert "chat.jinja: model.chat_template: the chat template has changed since training" in said.stderr
+        assert "] model.chat_template: the chat template has changed since training" in said.stderr
     assert not (tmp_path / "run/merged").exists()
     kept = "model.chat_template=run/adapter/chat_template.jinja"
     assert surefit("merge", "run", "--set", kept).code == 0

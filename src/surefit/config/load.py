@@ -431,7 +431,7 @@ def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden
     message, help_text = _explain(item)
     if item["type"] == "missing" and dotted == "output_dir":
         name = re.sub(r"[^\w.-]", "-", path.stem)
-        help_text = f"add the run's directory: output_dir: runs/{name}"
+        help_text = f"add output_dir: runs/{name}"
     nearest = dotted
     while nearest and nearest not in lines:
         nearest = nearest.rpartition(".")[0]
