@@ -28,6 +28,7 @@ EXAMPLES = Path(__file__).parent / "examples"
 FILES = {
     "axolotl": "axolotl.yml", "llamafactory": "llamafactory.yaml", "trl": "trl.yaml", "accelerate": "accelerate.yaml",
     "deepspeed": "deepspeed.json", "peft": "adapter_config.json", "slurm": "job.sh",
+    "openai": "openai.json",
 }  # fmt: skip
 
 

@@ -439,9 +439,11 @@ def few_steps(context: LintContext, setup: Setup, dataset: DatasetFacts) -> Iter
     if steps <= total:
         advice = "collect more rows"
     else:
-        names = [context.name(name) for name in ("epochs", "global_batch")]
-        advice = f"for {plural(rows, 'row')} write {names[0]}: {epochs} and {names[1]}: {batch} ({steps:,} steps)"
-        advice += ", or auto for both" if setup.tool == "surefit" else ""
+        advice = f"for {plural(rows, 'row')} write {context.name('epochs')}: {epochs} "
+        if setup.tool == "surefit":
+            advice += f"and {context.name('global_batch')}: {batch} ({steps:,} steps), or auto for both"
+        else:
+            advice += f"with {batch} examples per step ({steps:,} steps)"
     yield Finding(
         field="epochs",
         message=f"the run has {_count(setup, total)} optimizer step{'' if total == 1 else 's'}: too few to learn much",
