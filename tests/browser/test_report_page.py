@@ -201,7 +201,7 @@ def test_the_charts_zoom_together_by_keyboard_and_by_mouse(browser: Browser, rep
     page, noise = visit(browser, report, viewport={"width": 1280, "height": 1600})
     pictures = "[...document.querySelectorAll('.chart canvas')].map(canvas => canvas.toDataURL())"
     page.get_by_text("More curves").click()
-    page.wait_for_function("document.querySelector('#chart-grad_norm .uplot').offsetWidth < 400")
+    page.wait_for_function("() => document.querySelector('#chart-grad_norm .uplot').offsetWidth < 400")
     whole = page.evaluate(pictures)
     page.get_by_role("button", name="Zoom in").focus()
     page.keyboard.press("Enter")
@@ -282,12 +282,12 @@ def test_a_link_opens_the_folded_part_that_it_names(browser: Browser, report: Pa
     assert noise == []
     page.goto("about:blank")
     page.goto(f"{report.as_uri()}#certificate")
-    page.wait_for_function("document.querySelector('.fold > details[open] #certificate')")
-    page.wait_for_function("document.getElementById('certificate').getBoundingClientRect().top < 900")
+    page.wait_for_function("() => document.querySelector('.fold > details[open] #certificate')")
+    page.wait_for_function("() => document.getElementById('certificate').getBoundingClientRect().top < 900")
     # A search of the browser reveals what it finds as a text fragment does.
     page.goto("about:blank")
     page.goto(f"{report.as_uri()}#:~:text=Installed%20packages%20at%20the%20start")
-    page.wait_for_function("document.querySelector('.fold > details[open] #environment')")
+    page.wait_for_function("() => document.querySelector('.fold > details[open] #environment')")
     page.close()
 
 
