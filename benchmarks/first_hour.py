@@ -4,9 +4,9 @@
 
 Seven sets are rows that somebody has published, where `--data` holds them; the others are written here from a seed.
 Each is tuned on the built-in model and then once more as a control, whose answers are shuffled among the rows: its
-prompts and answers look the same and have nothing to do with each other. A set passes if all three commands end well and the
-verdict claims a gain whose interval excludes zero; its control passes if nothing of the kind is claimed. Finished sets
-are kept in DIR and not repeated. Two cores take about a minute and a half for each of the 23 runs.
+prompts and answers look the same and have nothing to do with each other. A set passes if all three commands end well
+and the verdict claims a gain whose interval excludes zero; its control passes if nothing of the kind is claimed.
+Finished sets are kept in DIR and not repeated. Two cores take about a minute and a half for each of the 23 runs.
 """
 
 from __future__ import annotations

@@ -108,17 +108,20 @@ def describe_run(run: CheckedRun) -> list[str]:
 
 def _steps_text(run: CheckedRun) -> str:
     """Return rows × epochs = steps; the number of rows is estimated, since rows are held out by their hash."""
+    from surefit.config.schema import decided
+
     config, steps = run.resolved.config, run.resolved.total_steps
     train, share, rows = config.train, config.data.share or 0, run.row_count
+    epochs = decided(train.num_train_epochs)
     total = plural(steps, "optimizer step") if steps is not None else "steps"
-    total += f" of {plural(train.global_batch_size, 'row')}"
+    total += f" of {plural(decided(train.global_batch_size), 'row')}"
     if rows is None:
         return total
     kept = rows - round(rows * share)
     counted = f"{'about ' if share else ''}{plural(kept, 'row')}" + (f" ({rows - kept:,} held out)" if share else "")
     if train.max_steps is not None and steps == train.max_steps:
         return f"{counted}, {total} (max_steps)"
-    return f"{counted} × {train.num_train_epochs:g} epoch{'' if train.num_train_epochs == 1 else 's'} = {total}"
+    return f"{counted} × {epochs:g} epoch{'' if epochs == 1 else 's'} = {total}"
 
 
 def _say_how_it_ended(out: Output, result: dict[str, Any], seconds: float) -> None:
