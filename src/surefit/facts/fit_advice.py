@@ -80,7 +80,7 @@ class FitOption:
                 return f"a smaller model, {self.name}{using}"
 
     def _flag(self, own_keys: bool, flag: str, key: str) -> str:
-        return f" ({flag} {self.changes[key]})" if own_keys else ""
+        return f" ({flag} {self.changes[key]})" if own_keys and key in self.changes else ""
 
 
 @dataclass(frozen=True)
