@@ -24,6 +24,7 @@ from surefit.facts.hardware import hardware_facts
 from surefit.facts.interconnect import REACHED, link_of
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
 from surefit.facts.sharding import ShardingLayout, model_state_bytes, sharing_of
+from surefit.lint.rule import LintContext
 from surefit.lint.rules.memory import does_not_fit
 from surefit.plan.build_plan import build_plan
 from surefit.plan.communication import estimate_step_communication
@@ -168,11 +169,14 @@ def test_deepspeed_is_calculated_with_its_buckets() -> None:
         pass
 
 
+BARE = LintContext(None, Path("run.yaml"))
+
+
 def test_a_check_judges_one_process_of_several() -> None:
     facts, card = model_facts(LLAMA_8B), hardware_facts("a100-80")
     full = {"train": {"method": "full"}}
-    alone = list(does_not_fit.check(run_of("ddp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
-    shared = list(does_not_fit.check(run_of("fsdp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
+    alone = list(does_not_fit.check(BARE, run_of("ddp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
+    shared = list(does_not_fit.check(BARE, run_of("fsdp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
     assert alone
     assert not shared
 
