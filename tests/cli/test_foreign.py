@@ -35,7 +35,7 @@ logging_steps: 1
 @pytest.fixture
 def axolotl(tmp_path: Path) -> Path:
     """An Axolotl config that is sound, and its rows."""
-    answers = [(f"What is {n} plus {n + 1}?", str(2 * n + 1)) for n in range(120)]
+    answers = [(f"What is {n} plus {n + 1}?", str(2 * n + 1)) for n in range(300)]
     rows = [
         {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
         for question, answer in answers

@@ -228,9 +228,8 @@ def test_d9_system_columns(column: str, row: dict[str, Any]) -> None:
         pytest.param(["Instruction", "Output"], "{instruction: Instruction, output: Output}", id="D15-case"),
         pytest.param(["prompt", "chosen", "rejected"], "chosen to completion", id="PR3-dpo"),
         pytest.param(["chosen", "rejected"], "chosen to messages", id="PR3-turns"),
-        pytest.param(["input", "preferred_output", "non_preferred_output"], "preferred_output to", id="PR3-openai"),
-        pytest.param(["systemInstruction", "contents"], "contents as messages", id="PR5-vertex"),
-        pytest.param(["data"], "'data'", id="D15-wrapped"),
+        pytest.param(["input", "preferred_output", "non_preferred_output"], "write input.messages", id="PR3-openai"),
+        pytest.param(["data"], ".data[]", id="D15-wrapped"),
     ],
 )
 def test_d15_the_nearest_layout_is_named(columns: list[str], words: str) -> None:

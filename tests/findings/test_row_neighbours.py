@@ -86,7 +86,7 @@ def test_n1_3_columns_of_clean_sets_are_no_warning(check, row: dict[str, Any]) -
     [
         pytest.param({"context": "The sea is cold in May."}, "context", id="N1-3-context"),
         pytest.param({"context": "北京是中国的首都"}, "context", id="N1-3-without-spaces"),
-        pytest.param({"system_instruction": "Answer in verse."}, "system_instruction", id="N1-3-two-words"),
+        pytest.param({"task_instruction": "Answer in verse."}, "task_instruction", id="N1-3-two-words"),
         pytest.param({"userContext": "She lives in Hue."}, "userContext", id="N1-3-camel-case"),
         pytest.param(
             {"rejected": [CHAT[0], {"role": "assistant", "content": "No idea at all."}]}, "rejected", id="N1-3"
