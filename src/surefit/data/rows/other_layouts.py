@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ ANSWERS = (
     "gpt",
     "output_text",
 )
+QUESTION_WORDS = ("ticket", "request", "message", "email")
+"""What a customer writes; only in names of which another column is the answer."""
 TRIED_ROWS = 64
 """Rows whose speakers are read."""
 ROLE_KEYS = ("role", "from", "speaker", "author", "sender", "who")
@@ -138,10 +141,14 @@ def propose_columns(columns: Sequence[str]) -> dict[str, str]:
 
     >>> propose_columns(["id", "Frage", "query", "response"])
     {'prompt': 'query', 'completion': 'response'}
+    >>> propose_columns(["Ticket text", "Our reply", "Agent"])
+    {'prompt': 'Ticket text', 'completion': 'Our reply'}
     """
     lower = {name.lower(): name for name in columns}
     question = next((lower[name] for name in QUESTIONS if name in lower), None)
     answer = next((lower[name] for name in ANSWERS if name in lower and lower[name] != question), None)
+    if question is None and answer is None:
+        question, answer = _by_words(columns)
     if question is not None and question.lower() == "problem":  # the solution ends with the answer
         answer = lower.get("solution", answer)
     if question is None or answer is None or any(better in lower and worse in lower for better, worse in PREFERENCES):
@@ -153,6 +160,18 @@ def propose_columns(columns: Sequence[str]) -> dict[str, str]:
     others["system"] = lower.get("system")
     read = {"input", "context", "history", "system", question, answer}
     return names | {name: column for name, column in others.items() if column is not None and column not in read}
+
+
+def _by_words(columns: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the columns of question and answer by the words in their names, where there is one of each and no other;
+    names of several words say less, so a second candidate leaves it unknown."""
+    words = {name: set(re.findall("[a-z]+", name.lower())) for name in columns}
+    asked, answered = (
+        [name for name in columns if words[name] & set(known)] for known in ((*QUESTIONS, *QUESTION_WORDS), ANSWERS)
+    )
+    if len(asked) != 1 or len(answered) != 1 or asked == answered:
+        return None, None
+    return asked[0], answered[0]
 
 
 def _preference_advice(lower: dict[str, str], better: str) -> str:
