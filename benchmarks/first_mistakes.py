@@ -153,7 +153,7 @@ MISTAKES = [
     rows("rows with the columns question and answer",
          *({"question": f"Where is {n}?", "answer": f"In {n}."} for n in range(60))),
     Mistake("--gpu 4090", "plan run.yaml --quick --gpu 4090"),
-    Mistake("--gpu rtx4080", "plan run.yaml --quick --gpu rtx4080"),
+    Mistake("--gpu rtx4081", "plan run.yaml --quick --gpu rtx4081"),
     wrong("a hold-out that is too small", "eval: 0.2", "eval: 0.02"),
     wrong("all weights of a 70B model on one card", f"{{name_or_path: {MODEL}}}",
           "{name_or_path: meta-llama/Llama-3.3-70B-Instruct}\nhardware: {gpu: rtx4090}",

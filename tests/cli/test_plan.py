@@ -34,7 +34,9 @@ def test_a_plan_says_whether_it_fits_and_what_it_leaves_out(surefit: Surefit, co
 
     text = surefit("plan", config, "--gpu", "t4").stdout
     assert text.splitlines()[0] == planned.json["headline"]
-    assert [line.split()[0] for line in text.splitlines()[1:]] == ["run", "memory", "time", "disk", "rows", "--verbose"]
+    assert [line.split()[0] for line in text.splitlines()[1:]] == [
+        "run", "memory", "time", "disk", "rows", "--verbose", "Next:",
+    ]  # fmt: skip
     text = surefit("plan", config, "--gpu", "t4", "--verbose").stdout
     assert text.splitlines()[0] == planned.json["headline"]
     for part in (
@@ -58,6 +60,7 @@ def test_the_answer_fits_a_terminal(surefit: Surefit, config: Path, monkeypatch,
     model = ("--set", "model.name_or_path=Qwen/Qwen2.5-7B-Instruct", "--gpu", "12GB")
     lines = surefit("plan", config, "--quick", *model).stdout.splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    assert plain.pop().startswith("Next: surefit plan "), "a command is not broken, to be copied"
     assert max(map(len, plain)) <= columns
     assert plain[0].startswith("Does not fit: needs ")
     if columns == 80:

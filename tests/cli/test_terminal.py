@@ -246,7 +246,7 @@ def test_advice_that_leads_somewhere(config: Path, surefit: Surefit) -> None:
         (finding,) = surefit("check", config, *full, f"model.name_or_path={model}").json["findings"]
         helps[model] = finding["help"]
     assert "method: lora" in helps["meta-llama/Llama-3.1-8B-Instruct"]
-    assert "larger GPU" in helps["meta-llama/Llama-3.3-70B-Instruct"]
+    assert "a 48 GB card (--gpu rtx-a6000)" in helps["meta-llama/Llama-3.3-70B-Instruct"]
     (finding,) = surefit("check", config, "--select", "DSK001", "--json", "--set", "output_dir=/proc/x").json[
         "findings"
     ]

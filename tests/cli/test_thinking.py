@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def test_reasoning_that_is_no_text_is_refused(
 ) -> None:
     text = " ".join(said(surefit, thinking, **{name: value}).split())
     place = f"messages[1].{name}" + ("[0]" if isinstance(value, list) else "")
-    assert f"rows.jsonl:1: {place}:" in text
+    assert re.search(rf"rows\.jsonl:1: error\[E\d+\] {re.escape(place)}:", text)
     assert kind in text
 
 

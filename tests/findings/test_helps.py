@@ -85,7 +85,7 @@ def test_one_step_is_one_step() -> None:
     """N12 h"""
     code, text = surefit("plan", "run.yaml", "--quick")
     assert code == 0
-    assert "1 optimizer step of" in " ".join(text.split())
+    assert "1 step of" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("what", ["run.yaml", "rows.jsonl"], ids=lambda name: f"N12-i-{name}")

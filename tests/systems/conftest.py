@@ -29,7 +29,7 @@ def jsonl(rows: list[dict]) -> str:
 
 @pytest.fixture
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
-    """check(text, name="run.yaml", **files) → the codes of all findings.
+    """check(text, name="run.yaml", **files) → the codes of all findings, but for SCH011: these rows are few.
 
     `rows.jsonl` with 1,000 sound rows lies beside the file; `files` adds others. No GPU, no network, no token.
     """
@@ -52,7 +52,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
             assert result.exit_code == 2, answer
             return {f"{answer['error']}: {answer['field']}: {answer['message']}"}
         assert "INT001" not in {finding["code"] for finding in answer["findings"]}
-        return {finding["code"] for finding in answer["findings"]}
+        return {finding["code"] for finding in answer["findings"]} - {"SCH011"}
 
     return run
 
@@ -66,7 +66,7 @@ def audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
         Path(name).write_text(text, encoding="utf-8")
         result = CliRunner().invoke(app, ["audit", name, "--workers", "1", "--json"])
         answer = json.loads(result.stdout.strip().splitlines()[-1])
-        return {finding["code"] for finding in answer["findings"]}
+        return {finding["code"] for finding in answer["findings"]} - {"SCH011"}
 
     return run
 

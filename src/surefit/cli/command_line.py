@@ -213,7 +213,9 @@ def _usage_problem(error: Any) -> ConfigError:
     if ctx is None:
         return ConfigError(message, code="E1707")
     usage = " ".join(ctx.get_usage().replace("Usage:", "usage:").split())
-    shown = parameter.metavar or parameter.name if parameter is not None else ""
+    shown = ""
+    if parameter is not None:
+        shown = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar or parameter.name
     if name == "MissingParameter" and parameter is not None:
         example = EXAMPLES.get(shown.removesuffix("..."))
         about = f": {_lower_first(parameter.help.rstrip('.'))}" if parameter.help else ""

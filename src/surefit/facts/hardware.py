@@ -110,14 +110,21 @@ def _detected_device(found: list[DetectedGpu], disk: int) -> HardwareFacts:
 
 
 def _same_number(gpu: str) -> list[str]:
-    """Return the known names that a name may be a misspelling of: another number of the same length is another card.
+    """Return the known names that a name may be a misspelling of: its number has the same digits, or some more or
+    fewer at the end; another number is another card.
 
-    >>> "rtx4090" in _same_number("rtx4080"), "rtx4090" in _same_number("rtx4090x"), "h100" in _same_number("h1000")
-    (False, True, True)
+    >>> [name for name in ("rtx4090", "h100") if name in _same_number("rtx4080")]
+    []
+    >>> "rtx4090" in _same_number("rtx4900x"), "h100" in _same_number("h1000")
+    (True, True)
     """
     digits = re.sub(r"\D", "", gpu)
     numbers = {name: re.sub(r"\D", "", name) for name in spellings()}
-    return [name for name, number in numbers.items() if number == digits or len(number) != len(digits)]
+    return [
+        name
+        for name, number in numbers.items()
+        if sorted(number) == sorted(digits) or number.startswith(digits) or (number and digits.startswith(number))
+    ]
 
 
 def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
