@@ -251,7 +251,7 @@ def test_advice_that_leads_somewhere(config: Path, surefit: Surefit) -> None:
         "findings"
     ]
     assert finding["field"] == "output_dir"
-    other, near = (surefit("plan", config, "--gpu", gpu, "--json").json for gpu in ("rtx4080", "rtx4090x"))
+    other, near = (surefit("plan", config, "--gpu", gpu, "--json").json for gpu in ("rtx4081", "rtx4090x"))
     assert ("did you mean" in other["message"], "did you mean" in near["message"]) == (False, True)
 
 

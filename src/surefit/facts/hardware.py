@@ -118,7 +118,7 @@ def _same_number(gpu: str) -> list[str]:
     >>> "rtx4090" in _same_number("rtx4900x"), "h100" in _same_number("h1000")
     (True, True)
     """
-    digits = re.sub(r"\D", "", gpu)
+    digits = re.sub(r"\D", "", re.sub(r"(?<=\d)o|o(?=\d)", "0", gpu.lower()))
     numbers = {name: re.sub(r"\D", "", name) for name in spellings()}
     return [
         name
