@@ -240,9 +240,12 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
         directory = fetch_model(section)
     except SureFitError as error:
         if options.base:
-            raise type(error)(error.message, path=error.path, field="--base", help=error.help) from error
+            raise type(error)(
+                error.message, code=error.code, path=error.path, field="--base", help=error.help
+            ) from error
         raise type(error)(
             f"its base model {name} {error.message}",
+            code=error.code,
             path=target / ADAPTER_CONFIG,
             field="base_model_name_or_path",
             help=f"{error.help}; or name a copy of it with --base",
