@@ -66,7 +66,9 @@ def _serve(out: Output, host: str, port: int, workspace: Path, opened: bool) -> 
     out.own_address(f"SureFit serves {root} at", address)
     out.note("the token in it is shown only here: it lets its reader use the page, and so this workspace")
     if not is_loopback(host):
-        out.note("what goes over the network is not encrypted: put a TLS proxy before it, or use an SSH tunnel")
+        out.note(
+            "what goes over the network is not encrypted: listen on this machine only, and use an SSH tunnel (ssh -L)"
+        )
     out.note("Ctrl-C stops it; runs go on")
     sys.stdout.flush()
     if opened:

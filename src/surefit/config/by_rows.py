@@ -23,14 +23,15 @@ BATCH_RULE = f"1/{BATCHES_PER_EPOCH} of the rows, from {SMALLEST_BATCH} to {LARG
 """The rules in words."""
 
 
-def choose_global_batch_size(rows: int, devices: int = 1) -> int:
-    """Return the examples per step: a power of two near a fiftieth of the rows, or the next multiple of the devices.
+def choose_global_batch_size(rows: int, multiple: int = 1) -> int:
+    """Return the examples per step: a power of two near a fiftieth of the rows, or the next multiple of `multiple`,
+    which the devices and the micro batch ask for.
 
     >>> [choose_global_batch_size(rows) for rows in (60, 240, 1_000, 50_000)], choose_global_batch_size(240, 6)
     ([4, 4, 16, 64], 6)
     """
     power: int = 2 ** int(math.log2(max(1, rows / BATCHES_PER_EPOCH)))
-    return -(-min(max(power, SMALLEST_BATCH), LARGEST_BATCH) // devices) * devices
+    return -(-min(max(power, SMALLEST_BATCH), LARGEST_BATCH) // multiple) * multiple
 
 
 def choose_epochs(rows: int, batch: int) -> int:
@@ -64,8 +65,10 @@ def decide_by_rows(config: SureFitConfig, rows: int | None, devices: int) -> dic
         return {f"train.{name}": (value, reason) for name, value in values.items() if getattr(train, name) == "auto"}
     batch = train.global_batch_size
     if batch == "auto":
-        batch = choose_global_batch_size(rows, devices)
-        shared = f", a multiple of {devices} devices" if batch not in (4, 8, 16, 32, 64) else ""
+        micro = train.per_device_train_batch_size
+        step = math.lcm(devices, micro) if isinstance(micro, int) else devices
+        batch = choose_global_batch_size(rows, step)
+        shared = f", a multiple of {step}" if batch not in (4, 8, 16, 32, 64) else ""
         decisions["train.global_batch_size"] = batch, f"{BATCH_RULE}{shared}; {plural(rows, 'row')} in an epoch"
     if train.num_train_epochs == "auto":
         reason = f"{EPOCHS_RULE}; {plural(rows, 'row')} in batches of {batch}"

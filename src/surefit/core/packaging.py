@@ -122,7 +122,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     current: BaseException | None = error
     while current is not None and current not in chain:
         chain.append(current)
-        current = current.__cause__ or current.__context__
+        imported = isinstance(current, ImportError | OSError) and not current.__suppress_context__
+        current = current.__cause__ or (current.__context__ if imported else None)
     yield from reversed(chain)
 
 

@@ -23,14 +23,19 @@ SHARE = "prompt_share"
 READ_COUNTS = CUT, UNREAD = ("answers_cut", "answers_unread")
 """Counts of a variant's record: answers of which only the beginning was read, and answers of which nothing was."""
 
-FitOutcome = Literal["better", "worse", "unclear", "mixed", "wording"]
-"""How a model fits the answers, compared with another one; "wording": better, but no more because of their prompts."""
+FitOutcome = Literal["better", "worse", "unclear", "mixed", "wording", "unsure"]
+"""How a model fits the answers, compared with another one; "wording": better, but no more because of their prompts;
+"unsure": better, and these rows do not tell whether because of their prompts."""
+NO_MORE = 0.05
+"""Growth of the prompt's share that no longer counts: "wording" is only said where the interval ends below it. With 20
+rows, a true growth of 4 points has an interval that holds zero in two of three samples."""
 PHRASES: dict[FitOutcome, str] = {
     "better": "fits your answers better",
     "worse": "fits your answers worse",
     "unclear": "shows no clear difference in how well it fits your answers",
     "mixed": "fits some of your answers better and others much worse",
     "wording": "learned the wording of your answers, not what they say about the prompt",
+    "unsure": "fits the wording of your answers better; too few rows tell whether it also follows the prompt",
 }
 """What a sentence says of the second model. None of them is "better": a likely answer need not be a good one."""
 
@@ -66,10 +71,15 @@ def choose_metric(recipe: TaskRecipe, examples: Sequence[Example], server: bool 
     other = recipe.primary_metric.replace("_", " ")
     length = f"the median answer has {words:g} words"
     if words <= SHORT_ANSWER:
-        return MetricChoice(recipe, words, f"{other} decides: {length}, and up to {SHORT_ANSWER} it can be met")
+        return MetricChoice(
+            recipe,
+            words,
+            f"{other} decides: {length}, and answers of up to {SHORT_ANSWER} can be matched word for word",
+        )
     if server:
         reason = (
-            f"{other} can hardly move for answers this long ({length}); score the run itself to judge by likelihood"
+            f"{other} can hardly move for answers this long ({length}); run `surefit evaluate RUN` to judge by "
+            "likelihood"
         )
         return MetricChoice(recipe, words, reason)
     reason = f"likelihood decides: {length}, and above {SHORT_ANSWER} {other} hardly moves"
@@ -162,7 +172,9 @@ def _percent(share: float) -> str:
 
 
 def _perplexity(loss: float) -> str:
-    value = math.exp(min(loss, 100.0))
+    if loss > math.log(1e6):
+        return "over a million"
+    value = math.exp(loss)
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
@@ -191,7 +203,7 @@ def measure_fit_effect(a: str, b: str, before: ScoreRows, after: ScoreRows) -> F
     old_rows, new_rows = ([pair[side] for pair in prompted] for side in (0, 1))
     share = paired_aggregates(old_rows, new_rows, _share_of_prompt)[SHARE]
     if outcome == "better" and share[1] <= 0:
-        outcome = "wording"
+        outcome = "wording" if share[2] <= NO_MORE else "unsure"
     shares = [_share_of_prompt(rows)[SHARE] for rows in (old_rows, new_rows)]
     return FitEffect(a, b, outcome, losses[0], losses[1], change, shares[0], shares[1], share)
 

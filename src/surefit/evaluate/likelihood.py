@@ -97,12 +97,15 @@ def _find_answer(ids: Sequence[int], answer: str, tokenizer: PreTrainedTokenizer
     """Return the range of the tokens that hold a letter of the answer: all that are not special where the tokenizer
     does not give the answer back as it was."""
 
+    special = set(tokenizer.all_special_ids)
+    while ids and ids[-1] in special:  # "<|im_end|>" would hold the answer "end"
+        ids = ids[:-1]
+
     def length(count: int) -> int:
         return len(_decode(tokenizer, ids[:count]).rstrip(_INCOMPLETE))
 
     start = _decode(tokenizer, ids).rfind(answer)
     if start < 0:
-        special = set(tokenizer.all_special_ids)
         places = [n for n, token in enumerate(ids) if token not in special and _decode(tokenizer, [token]).strip()]
         return (places[0], places[-1] + 1) if places else (0, 0)
     counts = range(len(ids) + 1)

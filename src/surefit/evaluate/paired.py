@@ -80,11 +80,18 @@ def _differences_of_parts(
 
 
 def _row_values(a: str, b: str, before: ScoreRows, after: ScoreRows, metric: str) -> tuple[list[float], list[float]]:
-    """Return a metric's values for a and for b, for the rows that have it.
+    """Return a metric's values for a and for b, for the rows that have it; a likelihood's for the rows that both have.
 
     Raises:
         DataError: a row has it for only one of the two.
     """
+    if is_likelihood(metric):  # one side may have had no room for the answer behind a long prompt
+        pairs = [
+            (old[metric], new[metric])
+            for old, new in zip(before, after, strict=True)
+            if metric in old and metric in new
+        ]
+        return [old for old, _ in pairs], [new for _, new in pairs]
     for number, (old, new) in enumerate(zip(before, after, strict=True)):
         if (metric in old) != (metric in new):
             raise DataError(

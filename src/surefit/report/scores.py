@@ -36,10 +36,11 @@ HELPED = "Did training help?"
 ALSO = "Did training change this score?"
 FIT_TONES: dict[str, Literal["good", "bad", "neutral"]] = {
     "better": "good", "worse": "bad", "unclear": "neutral", "mixed": "neutral", "wording": "neutral",
+    "unsure": "neutral",
 }  # fmt: skip
 FIT_OUTCOMES = {
     "better": "fits better", "worse": "fits worse", "unclear": "no clear difference", "mixed": "mixed",
-    "wording": "the wording only",
+    "wording": "the wording only", "unsure": "the wording at least",
 }  # fmt: skip
 
 

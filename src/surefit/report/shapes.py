@@ -346,7 +346,7 @@ class FitEffectRecord(Artefact):
 
     a: str
     b: str
-    outcome: Literal["better", "worse", "unclear", "mixed", "wording"]
+    outcome: Literal["better", "worse", "unclear", "mixed", "wording", "unsure"]
     headline: str
     loss_text: str
     prompt_text: str = ""

@@ -18,6 +18,7 @@ from surefit.report.timeline import Attempt, last_attempt
 Tone = Literal["good", "warning", "bad", "neutral"]
 FIT_TONES: dict[str, Tone] = {
     "better": "good", "worse": "bad", "unclear": "neutral", "mixed": "warning", "wording": "warning",
+    "unsure": "warning",
 }  # fmt: skip
 
 

@@ -119,3 +119,10 @@ def test_the_resolved_config_holds_numbers(tmp_path):
     write_resolved(resolved, tmp_path / "resolved.yaml")
     train = yaml.safe_load((tmp_path / "resolved.yaml").read_text(encoding="utf-8"))["train"]
     assert (train["num_train_epochs"], train["global_batch_size"]) == (3.0, 4)
+
+
+def test_an_auto_batch_is_a_multiple_of_the_micro_batch(tmp_path):
+    found = context(tmp_path, "{global_batch_size: auto, per_device_train_batch_size: 3}", rows=120)
+    assert not found.problems
+    assert found.resolved is not None
+    assert found.resolved.config.train.global_batch_size == 6

@@ -13,7 +13,7 @@ from surefit.core.errors import DataError
 from surefit.data.audit.detectors.parts import answer_text, find_answer, turn_roles
 from surefit.data.read.load import Rows, load_rows
 from surefit.data.rows.columns import recipe_for
-from surefit.data.rows.layouts import to_examples, to_prompts
+from surefit.data.rows.layouts import detect_format, to_examples, to_prompts
 from surefit.data.rows.unread_fields import find_unread_columns
 from surefit.facts.dataset import dataset_facts
 from surefit.recipes import get_recipe
@@ -234,3 +234,15 @@ def test_roles_that_nothing_reads_are_an_error(tmp_path):
             recipe_for(get_recipe("math_reasoning"), section),
         )
     assert raised.value.field == "data.roles"
+
+
+@pytest.mark.parametrize(
+    ("columns", "layout"),
+    [
+        (["prompt", "completion", "contents"], "prompt_completion"),
+        (["text", "contents"], "text"),
+        (["contents"], "gemini"),
+    ],
+)
+def test_a_column_of_the_same_name_beside_another_layout_changes_nothing(columns, layout):
+    assert detect_format(columns, get_recipe("chat")) == layout

@@ -22,6 +22,7 @@ from surefit.evaluate.free_text import (
     describe_fit,
     measure_fit_effect,
 )
+from surefit.evaluate.paired import paired_differences
 from surefit.evaluate.scoring import score_files
 from surefit.evaluate.summary import summarize_evaluation
 from surefit.facts.free_text import LIKELIHOOD, SHORT_ANSWER
@@ -67,10 +68,18 @@ def test_the_median_length_decides(words, metric):
     assert f"{choice.words:g} words" in choice.reason
 
 
+def test_a_row_that_one_side_could_not_read_is_left_out_for_both():
+    before, after = scores([2.0, 3.0, 4.0]), scores([1.0, 2.0, 3.0])
+    del after[1][LIKELIHOOD]
+    pair = paired_differences("base", "merged", before, after, CHAT)[LIKELIHOOD]
+    assert pair.wins + pair.losses + pair.ties == 2
+    assert pair.difference == pytest.approx((math.exp(-1) - math.exp(-2) + math.exp(-3) - math.exp(-4)) / 2)
+
+
 def test_where_no_likelihood_is_to_be_had_or_answers_are_no_free_text():
     served = choose_metric(CHAT, examples(20), server=True)
     assert served.recipe.primary_metric == "exact_match"
-    assert "score the run itself to judge by likelihood" in served.reason
+    assert "run `surefit evaluate RUN` to judge by likelihood" in served.reason
     calls = choose_metric(get_recipe("function_calling"), examples(20))
     assert (calls.recipe.primary_metric, calls.words, calls.reason) == ("exact_match", None, "")
     assert choose_metric(get_recipe("chat + math_reasoning"), examples(20)).words is None
@@ -84,6 +93,7 @@ def test_where_no_likelihood_is_to_be_had_or_answers_are_no_free_text():
         (scores(noisy(1.0, 3)), "better"),  # no other prompt to read it behind
         (scores(noisy(1.0, 3), noisy(1.0, 4)), "wording"),
         (scores(noisy(1.0, 3), noisy(1.04, 4)), "wording"),
+        (scores(noisy(1.0, 3, 0.4), noisy(1.04, 4, 0.4)), "unsure"),  # too noisy to tell
         (scores(noisy(6.0, 3), noisy(6.2, 4)), "worse"),
         (scores(noisy(4.0, 5), noisy(4.2, 6)), "unclear"),
         # Most answers are known by heart, two are far off: likelihood up, mean loss up.

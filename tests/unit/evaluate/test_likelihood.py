@@ -100,6 +100,12 @@ def test_what_the_template_writes_does_not_count(model, tokenizer):
     assert len(trained) == len(tokens.ids) + 1
 
 
+@pytest.mark.parametrize("answer", ["e", "d", "n", "end", "im"])
+def test_the_end_of_the_turn_is_not_searched_for_the_answer(tokenizer, answer):
+    found = reference_tokens(example_of("Which letter?", answer), tokenizer)
+    assert tokenizer.decode(found.ids[found.first :]).strip() == answer
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_the_batch_does_not_change_it(model, tokenizer, batch_size):
     expected, found = read(model, tokenizer), read(model, tokenizer, batch_size=batch_size)

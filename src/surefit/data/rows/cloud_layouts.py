@@ -149,10 +149,11 @@ def _result_text(content: Any, field: str) -> str:
     if not isinstance(content, (list, tuple)):
         return _text(content, field)
     parts = [part if isinstance(part, Mapping) else {} for part in content]
-    if unread := next((part for part in parts if "text" not in part and "json" not in part), None):
+    if unread := next((part for part in parts if part.get("text") is None and "json" not in part), None):
         raise DataError(f"expected text or json, got {_keys(unread)}", code="E4150", field=field, help=TEXT_ALONE)
     return "".join(
-        str(part["text"]) if "text" in part else json.dumps(part.get("json"), ensure_ascii=False) for part in parts
+        str(part["text"]) if part.get("text") is not None else json.dumps(part.get("json"), ensure_ascii=False)
+        for part in parts
     )
 
 

@@ -201,9 +201,9 @@ class Layout:
 LAYOUTS = {
     "messages": Layout(("messages",), _messages_row),
     "sharegpt": Layout(("conversations",), _sharegpt_row),
-    "gemini": Layout(("contents",), _gemini_row),
     "prompt_completion": Layout(("prompt", "completion"), _prompt_completion_row),
     "alpaca": Layout(("instruction", "output"), _alpaca_row),
+    "gemini": Layout(("contents",), _gemini_row),
     "text": Layout(("text",), _text_row),
     "tokens": Layout(("input_ids",), example_from_tokens),
 }
