@@ -240,7 +240,6 @@ def test_roles_that_nothing_reads_are_an_error(tmp_path):
     ("columns", "layout"),
     [
         (["prompt", "completion", "contents"], "prompt_completion"),
-        (["text", "contents"], "text"),
         (["contents"], "gemini"),
     ],
 )
