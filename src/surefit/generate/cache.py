@@ -7,6 +7,7 @@ values are views of what is filled: the same numbers, so the same tokens.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -65,6 +66,8 @@ def preallocated_cache(model: Any, limit: int) -> DynamicCache | None:
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if "mamba" in type(inner).__name__.lower() or not inner._supports_default_dynamic_cache():
+        return None
+    if "past_key_values" not in inspect.signature(inner.forward).parameters:  # the first GPT reads all tokens each time
         return None
     cache = DynamicCache(config=inner.config.get_text_config(decoder=True))
     if not cache.layers or any(type(layer) is not DynamicLayer for layer in cache.layers):
