@@ -64,6 +64,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/expected anew")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "xdist_group: kept together by pytest-xdist, which need not be installed")
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Say which tests stay together under `--dist loadgroup`: those of a file, which share its fixtures, and all that
     need SLURM, for it has one controller. The many families share nothing."""

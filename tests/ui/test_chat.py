@@ -48,7 +48,7 @@ async def ask(chat: ChatProcess, message: str, run: str = "runs/x", *variants: s
 
 def test_answers_are_streamed_by_one_process_until_it_is_idle(tmp_path: Path) -> None:
     async def talk() -> None:
-        chat = ChatProcess(tmp_path, echo, idle_seconds=0.3)
+        chat = ChatProcess(tmp_path, echo, idle_seconds=5)  # longer than a busy machine takes between messages
         first = await ask(chat, "a\nb")
         assert [line.get("variant") for line in first] == [None, "base", "merged", None]
         assert (first[0], first[-1]["done"]) == ({"loading": True}, True)
