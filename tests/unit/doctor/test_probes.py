@@ -36,7 +36,8 @@ def test_every_probe_has_a_fact_and_a_way_out(monkeypatch: pytest.MonkeyPatch) -
     assert {"attention sdpa", "attention flex", "attention varlen", "gloo", "nccl"} <= names
     for probe in found:
         assert probe.fact
-        assert (probe.fix is not None) == (probe.verdict != "ok")
+        if probe.verdict != "info":  # what is optional needs no way out
+            assert (probe.fix is not None) == (probe.verdict != "ok")
     assert TOKEN not in json.dumps([probe.as_dict() for probe in found])
     assert named(found, "hub token").fact == "set"
     assert named(found, "torch works").verdict == named(found, "gloo").verdict == "ok"
