@@ -14,7 +14,16 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "v
 
 
 def _model(config: object) -> SimpleNamespace:
-    return SimpleNamespace(config=config, _supports_default_dynamic_cache=lambda: True)
+    def forward(past_key_values: object) -> None: ...
+
+    return SimpleNamespace(config=config, forward=forward, _supports_default_dynamic_cache=lambda: True)
+
+
+def test_a_model_that_takes_no_cache_gets_none() -> None:
+    """The first GPT's `forward` has no `past_key_values`: it reads all tokens each time."""
+    model = _model(LlamaConfig(**SIZES))  # type: ignore[arg-type]
+    model.forward = lambda input_ids: None
+    assert preallocated_cache(model, 16) is None
 
 
 @pytest.mark.parametrize("limit", [5, 2 * STEP + 10])
