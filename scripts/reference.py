@@ -23,6 +23,7 @@ from surefit.config.schema import SureFitConfig
 from surefit.core.rundir import write_atomic
 from surefit.core.svg import document
 from surefit.core.units import GIB
+from surefit.facts.error_texts import known_errors
 from surefit.facts.gpus import GPUS
 from surefit.lint.engine import all_rules
 
@@ -199,6 +200,32 @@ def errors_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def troubleshooting_page() -> str:
+    """What other programs print when a run fails, program by program: the text, what it means, what to do."""
+    lines = [
+        "# Troubleshooting by the error's text",
+        "",
+        "Search this page for a piece of the message, or let SureFit look through a log:",
+        "",
+        "```bash",
+        'surefit explain "CUDA out of memory"',
+        "surefit explain slurm-1234.out",
+        "```",
+        "",
+        "The first error in a log is usually the cause of the rest. These are other programs' messages; SureFit's own",
+        "say what to do themselves ([error codes](reference/errors.md)).",
+    ]
+    errors = known_errors()
+    for tool in dict.fromkeys(error.tool for error in errors):
+        lines += ["", f"## {tool[0].upper()}{tool[1:]}"]
+        for error in (error for error in errors if error.tool == tool):
+            lines += ["", f"### {_cell(error.title)}", "", "```text", error.example, "```", "", error.cause, ""]
+            lines += [f"- {step}" for step in error.fix]
+            if error.rule:
+                lines += ["", f"`surefit check` finds the cause before the run: `{error.rule}`."]
+    return "\n".join(lines) + "\n"
+
+
 def _keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
@@ -311,6 +338,7 @@ PAGES = {
     "combinations.md": combinations_page,
     "gpus.md": gpus_page,
     "errors.md": errors_page,
+    "../troubleshooting.md": troubleshooting_page,
     "../built.md": built_page,
     "../assets/house.svg": house_picture,
 }

@@ -1,34 +1,107 @@
-"""The verb `explain`: one rule's page, or the list of rules."""
+"""The verb `explain`: one rule's page, the list of rules, or what an error that another program printed means."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from surefit.cli.exits import verb
 from surefit.cli.render import Output
-from surefit.core.errors import EXIT_OK, ConfigError
+from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+
+LOG_BYTES = 2**23
+"""Bytes at the end of a log that are searched."""
 
 
 @verb
 def explain(
     out: Output,
-    code: Annotated[str | None, typer.Argument(help="A rule's code, e.g. SCH001.")] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="WHAT", help="A rule's code (SCH001), the text of an error, a log file, or - for stdin."
+        ),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="List every rule.")] = False,
 ) -> int:
-    """Explain a rule: what it looks for, why that is bad, how to fix it, where it was seen."""
+    """Explain a rule, or the error that another program printed: what it means and what to do."""
+    if what is None and not every:
+        raise ConfigError(
+            "explain what?",
+            code="E1024",
+            help='`surefit explain SCH001`, `surefit explain "CUDA out of memory"`, `surefit explain train.log`, or '
+            "`surefit explain --all` for the list of rules",
+        )
+    if what is not None and not re.fullmatch(r"\s*[A-Za-z]{1,4}[0-9]{2,5}\s*", what):
+        return _explain_text(out, what)
     from surefit.lint.engine import all_rules, explain_rule, find_rule
 
-    if code is None and not every:
-        raise ConfigError(
-            "which rule?", code="E1024", help="`surefit explain SCH001`, or `surefit explain --all` for the list"
-        )
-    rules = all_rules() if code is None else (find_rule(code),)
-    if code is None:
+    rules = all_rules() if what is None else (find_rule(what),)
+    if what is None:
         out.table("Rules", ["code", "severity", "what it finds"], [[r.code, r.severity, r.summary] for r in rules])
     else:
-        out.say(explain_rule(code).rstrip("\n"))
+        out.say(explain_rule(what).rstrip("\n"))
     keys = ("code", "name", "severity", "summary")
     out.result({"rules": [{key: getattr(r, key) for key in keys} | {"evidence": r.section("Evidence")} for r in rules]})
     return EXIT_OK
+
+
+def _explain_text(out: Output, what: str) -> int:
+    from surefit.facts.error_texts import find_known_errors
+
+    text, source = _read(what)
+    places = find_known_errors(text)
+    for number, (error, line, times) in enumerate(places):
+        if number:
+            out.say("")
+        where = f"{source}:{line}: " if source else ""
+        out.say(f"{where}{error.tool}: {error.title}" + (f" ({times} times)" if times > 1 else ""), "bold")
+        out.say(f"  {error.cause}")
+        for step in error.fix:
+            out.say(f"  - {step}")
+        if error.rule:
+            out.say(f"  `surefit check` finds the cause before the run: {error.rule}")
+    out.result({"errors": [_as_json(place.error, place.line, place.times) for place in places]})
+    if places:
+        return EXIT_OK
+    out.say(
+        "This text is none of the errors that SureFit knows. The first error in a log is usually the cause of the rest;"
+    )
+    out.say("`surefit doctor` checks the machine, `surefit check CONFIG` the run.")
+    return EXIT_FINDINGS
+
+
+def _as_json(error: Any, line: int, times: int) -> dict[str, Any]:
+    return {
+        "id": error.id, "tool": error.tool, "line": line, "times": times, "cause": error.cause,
+        "fix": list(error.fix), "rule": error.rule,
+    }  # fmt: skip
+
+
+def _read(what: str) -> tuple[str, str]:
+    """Return the text to search and the name of the file that it is from, "" for none.
+
+    Raises:
+        ConfigError: the file cannot be read, or what looks like a file is not there.
+    """
+    if what == "-":
+        return sys.stdin.read(), ""
+    path = Path(what)
+    is_short = len(what) < 1_000 and "\n" not in what
+    if is_short and path.is_file():
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - LOG_BYTES))
+                return file.read().decode("utf-8", "replace"), what
+        except OSError as error:
+            raise ConfigError(f"{what} cannot be read: {error.strerror}", code="E1960", path=path) from error
+    if is_short and re.fullmatch(r"\S+\.(log|out|err|txt)", what):
+        raise ConfigError(
+            "no such file", code="E1961", path=path, help="name a log, or write the error's text in quotation marks"
+        )
+    return what, ""
