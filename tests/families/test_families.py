@@ -42,15 +42,15 @@ assert _place.loader
 families = module_from_spec(_place)
 _place.loader.exec_module(families)
 
-STRUCTURES = frozenset(
-    """llama mistral qwen2 qwen3 smollm3 stablelm starcoder2
+_ONE_OF_EACH = """
+    llama mistral qwen2 qwen3 smollm3 stablelm starcoder2
     gpt2 gpt_neox gptj bloom mpt falcon opt phi phi3 cohere
     gemma2 gemma3_text gemma4_text
     mixtral dots1 deepseek_v3 glm4_moe gpt_oss jetmoe llama4_text olmoe
     mamba mamba2 bamba jamba zamba2 nemotron_h granitemoehybrid recurrent_gemma rwkv xlstm
     qwen3_next kimi_linear minimax lfm2
-    bert xlnet prophetnet llava:images""".split()
-)
+    bert xlnet prophetnet llava:images"""
+STRUCTURES = frozenset(_ONE_OF_EACH.split())
 """Families with which every structure occurs: position encodings and fused matrices, windows and softcaps, kinds of
 experts, state spaces and linear attention, what is no decoder, images. `make test-long` takes all the others too: they
 repeat these in transformers' files, and change with its version, not with SureFit's."""
