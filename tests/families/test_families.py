@@ -42,6 +42,18 @@ assert _place.loader
 families = module_from_spec(_place)
 _place.loader.exec_module(families)
 
+_ONE_OF_EACH = """
+    llama mistral qwen2 qwen3 smollm3 stablelm starcoder2
+    gpt2 gpt_neox gptj bloom mpt falcon opt phi phi3 cohere
+    gemma2 gemma3_text gemma4_text
+    mixtral dots1 deepseek_v3 glm4_moe gpt_oss jetmoe llama4_text olmoe
+    mamba mamba2 bamba jamba zamba2 nemotron_h granitemoehybrid recurrent_gemma rwkv xlstm
+    qwen3_next kimi_linear minimax lfm2
+    bert xlnet prophetnet llava:images"""
+STRUCTURES = frozenset(_ONE_OF_EACH.split())
+"""Families with which every structure occurs: position encodings and fused matrices, windows and softcaps, kinds of
+experts, state spaces and linear attention, what is no decoder, images. `make test-long` takes all the others too: they
+repeat these in transformers' files, and change with its version, not with SureFit's."""
 SMALL = ("qwen3_moe", "deepseek_v3", "llama4_text")
 
 
@@ -86,9 +98,14 @@ def test_factors_beside_the_experts_pass_every_stage(
     assert len(stacks) == 4 * layers > 0  # A and B beside gate and up, and beside down
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("family", family_shapes.families())
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=pytest.mark.slow if family in STRUCTURES else pytest.mark.long)
+        for family in family_shapes.families()
+    ],
+)
 def test_a_family_passes_or_is_refused(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = measured(family, tmp_path, monkeypatch)
     if line["transformers"]:
