@@ -36,7 +36,7 @@ test: $(VENV)/.dev ## the default suite
 	$(PYTEST) -n 2 --dist worksteal
 
 test-all: $(VENV)/.dev $(VENV)/.real ## what `make test` leaves out: slow, browser, slurm, distributed, gpu
-	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder -m "slow or browser or slurm or distributed or gpu"
+	$(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder -m "slow or browser or slurm or distributed or gpu"
 
 test-long: $(VENV)/.dev $(VENV)/.real ## the rest: the pretrained model at work, thousands of mutated files
 	$(PYTEST) -m long

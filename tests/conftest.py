@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -64,17 +65,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/expected anew")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "xdist_group: kept together by pytest-xdist, which need not be installed")
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal the tests by file under `--dist loadscope`, because they share its fixtures; families share nothing.
+
+    (`--dist loadgroup` deals nothing together with pytest 9.2: xdist 3.8 writes the group into an attribute that pytest
+    no longer reads. Two workers each started the one SLURM controller.)
+    """
+    if config.getvalue("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if "/families/" in nodeid else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Say which tests stay together under `--dist loadgroup`: those of a file, which share its fixtures, and all that
-    need SLURM, for it has one controller. The many families share nothing."""
-    if item.get_closest_marker("slurm"):
-        item.add_marker(pytest.mark.xdist_group("slurm"))
-    elif "families" not in item.path.parts:
-        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with SLURM's tests, which mostly wait, so that the end does not wait for them."""
+    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
 
 
 def pytest_collection_finish() -> None:
