@@ -45,6 +45,7 @@ class LoadedConfig:
         lines: dotted key → 1-based line, for the keys in the file.
         overridden: the dotted keys set on the command line.
         adopted: dotted key → its position in another tool's file that the config names (importers/adopt.py).
+        recorded: dotted key → the reason of a value that the run decided at its start, where it is resumed.
     """
 
     config: SureFitConfig
@@ -52,6 +53,7 @@ class LoadedConfig:
     lines: dict[str, int]
     overridden: frozenset[str]
     adopted: Mapping[str, str] = field(default_factory=dict)
+    recorded: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Loader(yaml.SafeLoader):
@@ -123,7 +125,9 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
     try:
         config = SureFitConfig.model_validate(with_new_names(tree) if problems else tree)
     except ValidationError as error:
-        problems += _list_known_keys_once([_problem(item, path, lines, overridden, text) for item in _merge_unions(error)])
+        problems += _list_known_keys_once(
+            [_problem(item, path, lines, overridden, text) for item in _merge_unions(error)]
+        )
     if problems or config is None:
         first, *others = problems
         raise ConfigError(
@@ -425,9 +429,7 @@ def _options(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _problem(
-    item: dict[str, Any], path: Path, lines: dict[str, int], overridden: set[str], text: str
-) -> ConfigError:
+def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden: set[str], text: str) -> ConfigError:
     """Convert a pydantic error to a ConfigError in the user's terms."""
     dotted: str = item["dotted"]
     line = text.splitlines()[lines[dotted] - 1] if dotted in lines else "{"  # --set's mappings are in braces

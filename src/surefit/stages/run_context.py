@@ -100,6 +100,7 @@ def load_run_context(
     training: bool = True,
     patience: float | None = None,
     look: bool = False,
+    resume: bool = False,
 ) -> RunContext:
     """Read a config file, or the resolved config of a run directory, and collect the facts of everything it names.
 
@@ -108,6 +109,7 @@ def load_run_context(
         training: whether the launched processes train together; otherwise they do not determine the run's devices.
         patience: seconds to wait for the hub's first response about a model that is not on this machine.
         look: read only a sample of large data sets, which needs less than a second.
+        resume: take what an existing run decided at its start from its resolved.yaml.
 
     Raises:
         ConfigError: the config itself is not valid; every other problem is returned.
@@ -121,13 +123,16 @@ def load_run_context(
     from surefit.facts.hardware import hardware_facts
     from surefit.importers.adopt import apply_launcher_files
     from surefit.plan.memory_interval import closed_form_upper_bound
+    from surefit.stages.recorded import with_recorded_decisions
 
     adopted = apply_launcher_files(
         target if isinstance(target, LoadedConfig) else _load_own_config(find_config_file(target), overrides or ())
     )
-    loaded = adopted.loaded
+    loaded, started = adopted.loaded, _read_started_processes() if training else None
+    run = RunDir(target if isinstance(target, Path) and target.is_dir() else Path(loaded.config.output_dir))
+    if resume:
+        loaded = with_recorded_decisions(loaded, run, started)
     config = loaded.config
-    run = RunDir(target if isinstance(target, Path) and target.is_dir() else Path(config.output_dir))
     problems: list[SureFitError] = []
     sources = RunSources()
 
@@ -164,7 +169,6 @@ def load_run_context(
     resolved = None
     if model and hardware:
         needed, eval_batch_size = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
-        started = _read_started_processes() if training else None
         resolved = attempt(
             lambda: resolve_config(loaded, model, hardware, count, mixed_rows, needed, started, eval_batch_size)
         )
@@ -345,14 +349,17 @@ def examples_per_row(
 
 
 def load_checked_run(
-    target: Path | LoadedConfig, overrides: Sequence[str] | None = None, *, training: bool = True
+    target: Path | LoadedConfig, overrides: Sequence[str] | None = None, *, training: bool = True, resume: bool = False
 ) -> CheckedRun:
     """Load the run context, and raise if it has problems.
+
+    Args:
+        training, resume: as `load_run_context` takes them.
 
     Raises:
         SureFitError: the first problem; the others are in `also`.
     """
-    context = load_run_context(target, overrides, training=training)
+    context = load_run_context(target, overrides, training=training, resume=resume)
     if context.problems:
         first, *others = context.problems
         first.also = (*first.also, *others)
