@@ -224,7 +224,7 @@ def _usage_problem(error: Any) -> ConfigError:
         help_text = f"for example: {ctx.command_path} {example}" if example else usage
         return ConfigError(f"{shown} is missing{about}", code="E1708", help=help_text)
     if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.+)\)", message):
-        help_text = f"{usage}; quote a name with spaces, and give several configs one after the other"
+        help_text = f"{usage}; quote a name that has spaces, and run the command once for each of several configs"
         return ConfigError(f"{extra[1]}: one argument too many", code="E1709", help=help_text)
     if parameter is not None and parameter.param_type_name == "option":
         shown = parameter.opts[-1]

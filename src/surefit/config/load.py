@@ -254,9 +254,8 @@ def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | Non
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
-        problem = " ".join(str(part) for part in (error.problem, error.context) if part)
         raise ConfigError(
-            f"not valid YAML: {problem}", code="E2012", path=path, line=line, help=_yaml_help(text, line)
+            f"not valid YAML: {_yaml_problem(error)}", code="E2012", path=path, line=line, help=_yaml_help(text, line)
         ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"not valid YAML: {error}".replace("\n", " "), code="E2013", path=path) from None
@@ -265,6 +264,15 @@ def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | Non
         raise
     except RecursionError:  # an anchor that contains itself
         raise ConfigError("nested too deeply to be a config", code="E2014", path=path) from None
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+    """Return what the parser did not understand; in braces or brackets, with the line on which they begin."""
+    context, mark = error.context, error.context_mark
+    if mark is not None and context in ("while parsing a flow mapping", "while parsing a flow sequence"):
+        opening = "{" if "mapping" in context else "["
+        context = f"after the {opening} of line {mark.line + 1}"
+    return " ".join(str(part) for part in (error.problem, context) if part)
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
@@ -441,6 +449,9 @@ def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden
     while nearest and nearest not in lines:
         nearest = nearest.rpartition(".")[0]
     if is_overridden(dotted, overridden) or any(key.startswith(f"{dotted}.") for key in overridden):
+        if item["type"] == "extra_forbidden" and help_text is None and (section := find_section(dotted)):
+            value = item["input"] if isinstance(item["input"], str) else json.dumps(item["input"])
+            help_text = f"write {OVERRIDE} {shell_quote(f'{section}.{dotted}={value}')}"
         return ConfigError(message, code="E2017", path=OVERRIDE, field=dotted, help=help_text)
     return ConfigError(message, code="E2018", path=path, line=lines.get(nearest), field=dotted, help=help_text)
 

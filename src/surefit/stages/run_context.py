@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from surefit.config.by_rows import needs_row_count
-from surefit.config.load import LoadedConfig, load_config
+from surefit.config.load import OVERRIDE, LoadedConfig, is_overridden, load_config
 from surefit.config.resolve import ResolvedConfig, resolve_config
 from surefit.config.world import LaunchedProcesses
 from surefit.core import env
@@ -136,10 +136,12 @@ def load_run_context(
     problems: list[SureFitError] = []
     sources = RunSources()
 
-    def attempt(look: Callable[[], T]) -> T | None:
+    def attempt(look: Callable[[], T], key: str | None = None) -> T | None:
         try:
             return look()
         except SureFitError as error:
+            if key is not None:
+                error.about(key)
             problems.append(error)
             return None
 
@@ -153,7 +155,9 @@ def load_run_context(
         shards = attempt(partial(open_prepared_data, config, recipe))
     reads_rows = config.data.tokenized is None
     rows = (
-        attempt(partial(_training_rows, config, look, sources)) if reads_rows and is_local(config.data.train) else None
+        attempt(partial(_training_rows, config, look, sources), "data.train")
+        if reads_rows and is_local(config.data.train)
+        else None
     )
     if reads_rows:
         problems += _unreadable_urls(config)
@@ -177,10 +181,25 @@ def load_run_context(
                 resolved = resolve_config(
                     with_auto_micro_batch(loaded), model, hardware, count, mixed_rows, needed, started, eval_batch_size
                 )
+    for problem in problems:
+        point_at_config(problem, loaded)
     return RunContext(
         loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look, sources,
         counted=(count, mixed_rows),
     )  # fmt: skip
+
+
+def point_at_config(error: SureFitError, loaded: LoadedConfig) -> None:
+    """Move an error about a file that does not exist to the line of the config that names it, where it can be mended;
+    the message then names the file."""
+    field, path = error.field or "", error.path
+    if path is None or error.line is not None or "://" in path or Path(path).exists():
+        return
+    overridden = is_overridden(field, loaded.overridden)
+    if not overridden and field not in loaded.lines:
+        return
+    error.message = f"{path}: {error.message}"
+    error.path, error.line = (OVERRIDE, None) if overridden else (str(loaded.path), loaded.lines[field])
 
 
 def _load_own_config(path: Path, overrides: Sequence[str]) -> LoadedConfig:
@@ -231,9 +250,7 @@ def _uncounted_rows(loaded: LoadedConfig) -> ConfigError:
     )
 
 
-def _configured_model(
-    section: ModelSection, patience: float | None, attempt: Callable[[Callable[[], Any]], Any]
-) -> ModelFacts | None:
+def _configured_model(section: ModelSection, patience: float | None, attempt: Callable[..., Any]) -> ModelFacts | None:
     """Read the model's facts, then replace its chat template and add the config's new tokens."""
     from surefit.facts.chat_template import load_chat_templates
     from surefit.facts.model import model_facts
@@ -241,7 +258,9 @@ def _configured_model(
     from surefit.facts.tokenizer import facts_of_tokenizer
     from surefit.facts.vocabulary import with_new_tokens
 
-    model: ModelFacts | None = attempt(lambda: model_facts(section.name_or_path, section.revision, patience))
+    model: ModelFacts | None = attempt(
+        lambda: model_facts(section.name_or_path, section.revision, patience), "model.name_or_path"
+    )
     if model is None:
         return None
     if (template_setting := section.chat_template) is not None:
