@@ -212,6 +212,8 @@ def _usage_problem(error: Any) -> ConfigError:
     """Return typer's usage error as an error of SureFit's."""
     ctx, parameter, name = error.ctx, getattr(error, "param", None), type(error).__name__
     message = " ".join(str(error.message).split()).removeprefix("Value error, ").rstrip(".")
+    if typed := re.match(r"Input should be a valid (integer|number)", message):
+        message = f"expected {'a whole number' if typed[1] == 'integer' else 'a number'}"
     if ctx is None:
         return ConfigError(message, code="E1707")
     usage = " ".join(ctx.get_usage().replace("Usage:", "usage:").split())

@@ -138,6 +138,9 @@ def _say_how_it_ended(out: Output, result: dict[str, Any], seconds: float) -> No
         out.say(f"Ready: {plural(result['total_steps'], 'optimizer step')}; nothing was written")
         return
     held_out, rejected, resumed = result["eval_loss"], result["rejected"], result["resumed_from"]
+    if resumed == result["steps"]:
+        out.say(f"All {plural(resumed, 'step')} were trained before: nothing was left to train → {result['output']}")
+        return
     earlier = f", {resumed:,} of them before it was resumed" if resumed else ""
     in_steps = "" if resumed else f" ({duration_text(result['seconds'])} of it in optimizer steps)"
     out.say(

@@ -228,12 +228,22 @@ def _no_such_config(path: Path) -> ConfigError:
             path=path,
             help=f"{init}; `surefit runs` lists your runs",
         )
-    siblings = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
+    if path.parent.is_dir():
+        siblings = [str(p) for p in path.parent.glob("*")]
+    else:  # the directory may be misspelled: run/first for runs/first
+        folder = path.parent.parent
+        siblings = [str(p / path.name) for p in folder.glob("*/") if (p / path.name).exists()]
+    hint = did_you_mean(str(path), siblings)
     help_text = f"{init}; `surefit runs` lists your runs"
-    if not siblings and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not str(path).startswith(("runs/", "./")):
+    if (
+        not hint
+        and not path.parent.is_dir()
+        and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))
+        and not str(path).startswith(("runs/", "./"))
+    ):
         help_text = f"a model of the hub is named in a config: surefit init --data ROWS --model {shell_quote(path)}"
     return ConfigError(
-        f"there is no config file or run directory of this name{did_you_mean(str(path), siblings)}",
+        f"there is no config file or run directory of this name{hint}",
         code="E2702",
         path=path,
         help=help_text,

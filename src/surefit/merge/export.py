@@ -30,7 +30,7 @@ from surefit.core.rundir import (
     write_json,
 )
 from surefit.core.sampling import evenly_spaced
-from surefit.core.units import without_paths
+from surefit.core.units import shell_quote, without_paths
 from surefit.facts.lora_settings import PREFIX
 from surefit.facts.tokenizer import GENERATION_CONFIG
 from surefit.merge.adapter_file import read_adapter
@@ -82,7 +82,7 @@ def load_certified_model(run: RunDir) -> CertifiedModel:
     if certificate is None or not certificate.get("passed"):
         why = "has no certificate" if certificate is None else f"is not certified: {certificate.get('reason')}"
         raise GateError(
-            f"the model {why}", code="E6007", path=run.path, help="`surefit merge` comes first; docs/merge.md"
+            f"the model {why}", code="E6007", path=run.path, help=f"`surefit merge {shell_quote(run.path)}` comes first"
         )
     directory = run.merged if run.merged.is_dir() else run.model
     if not directory.is_dir() or base_identity(directory) != certificate.get("merged_sha256"):
