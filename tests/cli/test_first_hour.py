@@ -28,12 +28,17 @@ def last_line(text: str) -> str:
 # Checks that were skipped
 
 
-def test_what_was_skipped_has_a_reason_of_its_own(config: Path, surefit: Surefit) -> None:
+def test_what_was_skipped_has_a_reason_of_its_own(
+    config: Path, surefit: Surefit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unread = surefit("check", config, "--set", "recipe=instruct")
     assert "the dataset was not looked at" in unread.stdout, "the rows are here and in order"
     away = surefit("check", config, "--set", "data.train=owner/name", "--set", "hardware.gpu=h1000")
     assert "the dataset is not on this machine" in away.stdout
     assert "the run's GPU could not be read" in away.stdout
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    absent = surefit("check", config, "--set", "model.name_or_path=owner/name")
+    assert "the model and the tokenizer are not on this machine" in absent.stdout
     refused = surefit("check", config, "--set", "hardware.count=4", "--set", "parallel.mode=single")
     assert refused.code == 1
     assert "describes no whole run" not in refused.stdout

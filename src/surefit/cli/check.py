@@ -141,7 +141,11 @@ def _why_facts_are_missing(context: RunContext, report: dict[str, Any]) -> dict[
     from surefit.data.read.sources import is_local
 
     # The errors of reading; a rule's own finding needs the facts that it is about.
-    errors = [finding["field"] or "" for finding in report["findings"] if finding["error"] is not None]
+    errors = [
+        finding["field"] or ""
+        for finding in report["findings"]
+        if finding["error"] is not None and finding["severity"] == "error"
+    ]
     reasons: dict[str, Why] = {}
     if is_local(context.loaded.config.data.train) or context.prepared:
         # An unknown recipe or GPU leaves rows unread that are here and in order.
