@@ -119,10 +119,8 @@ def load_run_context(
     from surefit.data.rows.columns import recipe_for
     from surefit.data.tokens.shard_settings import open_prepared_data
     from surefit.evaluate.settings import require_evaluation_settings
-    from surefit.facts.generation import eval_batch_chooser
     from surefit.facts.hardware import hardware_facts
     from surefit.importers.adopt import apply_launcher_files
-    from surefit.plan.memory_interval import closed_form_upper_bound
     from surefit.stages.recorded import with_recorded_decisions
 
     adopted = apply_launcher_files(
@@ -172,21 +170,32 @@ def load_run_context(
         problems.append(_uncounted_rows(loaded))
     resolved = None
     if model and hardware:
-        needed, eval_batch_size = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
-        resolved = attempt(
-            lambda: resolve_config(loaded, model, hardware, count, mixed_rows, needed, started, eval_batch_size)
-        )
+        resolve = _resolver(model, hardware, count, mixed_rows, started)
+        resolved = attempt(lambda: resolve(loaded))
         if resolved is None:
             with contextlib.suppress(ConfigError):  # the error is among the problems already
-                resolved = resolve_config(
-                    with_auto_micro_batch(loaded), model, hardware, count, mixed_rows, needed, started, eval_batch_size
-                )
+                resolved = resolve(with_auto_micro_batch(loaded))
     for problem in problems:
         point_at_config(problem, loaded)
     return RunContext(
         loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look, sources,
         counted=(count, mixed_rows),
     )  # fmt: skip
+
+
+def _resolver(
+    model: ModelFacts, hardware: HardwareFacts, rows: int | None, mixed: float, started: LaunchedProcesses | None
+) -> Callable[[LoadedConfig], ResolvedConfig]:
+    """Return a function that resolves a config for this model, machine and number of examples."""
+    from surefit.facts.generation import eval_batch_chooser
+    from surefit.plan.memory_interval import closed_form_upper_bound
+
+    needed, fitting = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
+
+    def resolve(loaded: LoadedConfig) -> ResolvedConfig:
+        return resolve_config(loaded, model, hardware, rows, mixed, needed, started, fitting)
+
+    return resolve
 
 
 def point_at_config(error: SureFitError, loaded: LoadedConfig) -> None:
