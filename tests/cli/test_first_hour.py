@@ -45,8 +45,11 @@ def test_what_was_skipped_has_a_reason_of_its_own(
 
 
 def test_a_fix_is_offered_for_the_config_that_was_checked(config: Path, surefit: Surefit) -> None:
-    answer = surefit("check", config, "--set", "train.method=full", "--set", "lora.r=8")
-    assert "check run.yaml --set train.method=full --set lora.r=8 --fix" in answer.text.replace(str(config), "run.yaml")
+    given = surefit("check", config, "--set", "train.method=full", "--set", "lora.r=8")
+    assert "--fix" not in given.text, "nothing in the file is wrong"
+    config.write_text(config.read_text() + "lora: {r: 8}\n")
+    answer = surefit("check", config, "--set", "train.method=full")
+    assert "check run.yaml --set train.method=full --fix" in answer.text.replace(str(config), "run.yaml")
 
 
 # Places and examples

@@ -13,7 +13,7 @@ from surefit.cli.exits import run_verb
 from surefit.cli.findings import UNREAD, say_report
 from surefit.cli.options import AnyConfigFile, Json, Overrides, repeat_option
 from surefit.cli.render import Output
-from surefit.core.errors import ConfigError, DataError, SureFitError
+from surefit.core.errors import SET_OPTION, ConfigError, DataError, SureFitError
 from surefit.core.units import plural
 from surefit.data.rows.sampling import sample_rows
 from surefit.lint.skipped import DATA_FACTS, Why
@@ -127,7 +127,8 @@ def _say_check(
     if show:
         _show_examples(out, context, show)
     notes = [*context.adopted.lines(), *_not_looked_at(context, report)]
-    fixable = sum(finding["fix"] is not None for finding in report["findings"])
+    # A value of the command line is not in the file that --fix writes.
+    fixable = sum(finding["fix"] is not None and finding["path"] != SET_OPTION for finding in report["findings"])
     if fixable:
         notes.append(
             f"{plural(fixable, 'finding')} with one right answer: "
