@@ -155,7 +155,7 @@ def _say_next(
         out.next_step(["explain", errors[0]])
     elif subject.context.config is not None:
         out.next_step(["plan", target, *repeat_option("--set", overrides)])
-    else:
+    elif subject.question.recipe_name is not None:  # `init` reads no other columns
         out.next_step(["init", "--data", target])
 
 
@@ -509,8 +509,14 @@ def _say(out: Output, result: Mapping[str, Any], observations: Mapping[str, Obse
     ]
     if observed:
         out.table("Seen", ["observation", "rows", "of", "first"], observed)
-    else:
+    elif result["usable"] or not result["audited"]:
         out.say(f"{plural(len(observations), 'data check')}: no problems found", "green")
+    if result["audited"] and not result["usable"] and not result["recipe"]:
+        out.paragraph(
+            f"no row was read as an example: nothing reads the columns {', '.join(result['columns'])}; a config names "
+            "them, data.columns: {prompt: COLUMN, completion: COLUMN}",
+            "yellow",
+        )
     out.findings(result["findings"])
     errors, warnings = (sum(f["severity"] == s for f in result["findings"]) for s in ("error", "warning"))
     out.say(

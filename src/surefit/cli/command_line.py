@@ -145,7 +145,9 @@ def _no_such_option(option: str, args: list[str], ctx: Any) -> ConfigError:
         command = f"surefit {shell_quote(ctx.command.name)} {shell_quote(value or 'run.yaml')}"
         return ConfigError(message, code="E1702", help=f"the config comes without it: {command}")
     if written == "":
-        return ConfigError(message, code="E1703", help="every command says all it knows; RUN/log.txt has it with times")
+        return ConfigError(
+            message, code="E1703", help="only `surefit plan` has it; RUN/log.txt has what a command printed, with times"
+        )
     if written in options:
         return ConfigError(f"{message}; did you mean '{written}'?", code="E1704", help=_all_options(ctx))
     close = did_you_mean(option, options)
@@ -210,6 +212,8 @@ def _usage_problem(error: Any) -> ConfigError:
     """Return typer's usage error as an error of SureFit's."""
     ctx, parameter, name = error.ctx, getattr(error, "param", None), type(error).__name__
     message = " ".join(str(error.message).split()).removeprefix("Value error, ").rstrip(".")
+    if typed := re.match(r"Input should be a valid (integer|number)", message):
+        message = f"expected {'a whole number' if typed[1] == 'integer' else 'a number'}"
     if ctx is None:
         return ConfigError(message, code="E1707")
     usage = " ".join(ctx.get_usage().replace("Usage:", "usage:").split())
@@ -222,7 +226,7 @@ def _usage_problem(error: Any) -> ConfigError:
         help_text = f"for example: {ctx.command_path} {example}" if example else usage
         return ConfigError(f"{shown} is missing{about}", code="E1708", help=help_text)
     if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.+)\)", message):
-        help_text = f"{usage}; quote a name with spaces, and give several configs one after the other"
+        help_text = f"{usage}; quote a name that has spaces, and run the command once for each of several configs"
         return ConfigError(f"{extra[1]}: one argument too many", code="E1709", help=help_text)
     if parameter is not None and parameter.param_type_name == "option":
         shown = parameter.opts[-1]

@@ -51,7 +51,7 @@ class JudgeOptions:
 def compare(
     out: Output,
     a: Annotated[str, typer.Argument(metavar="A", help="RUN, RUN:VARIANT, scored predictions, or a baseline of B.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The same: the question is whether B is better.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="What is compared with A, named likewise: is B better?")],
     set_name: Annotated[str, typer.Option("--set", metavar="NAME", help="The set that both answered.")] = "eval",
     variant: Annotated[
         str | None, typer.Option(help="Variant to compare when A or B names only a run; default: tuned.")

@@ -43,7 +43,7 @@ def train(
     changes = with_process_count(config, overrides, gpus)
     if env.distributed_env()[1] > 1:
         return _train_as_rank(out, config, changes, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
-    run = load_checked_run(config, changes)
+    run = load_checked_run(config, changes, resume=resume)
     if local_process_count(run) == 1:
         code = train_and_show(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
         _say_next(out, run, config, changes, dry_run)
@@ -108,18 +108,26 @@ def describe_run(run: CheckedRun) -> list[str]:
 
 def _steps_text(run: CheckedRun) -> str:
     """Return rows × epochs = steps; the number of rows is estimated, since rows are held out by their hash."""
+    from surefit.config.resolve import epoch_rows
     from surefit.config.schema import decided
+    from surefit.stages.run_context import count_training_rows
 
     config, steps = run.resolved.config, run.resolved.total_steps
-    train, share, rows = config.train, config.data.share or 0, run.row_count
-    epochs = decided(train.num_train_epochs)
+    epochs = decided(config.train.num_train_epochs)
     total = plural(steps, "optimizer step") if steps is not None else "steps"
-    total += f" of {plural(decided(train.global_batch_size), 'row')}"
-    if rows is None:
-        return total
-    kept = rows - round(rows * share)
-    counted = f"{'about ' if share else ''}{plural(kept, 'row')}" + (f" ({rows - kept:,} held out)" if share else "")
-    if train.max_steps is not None and steps == train.max_steps:
+    total += f" of {plural(decided(config.train.global_batch_size), 'row')}"
+    if (prepared := run.gathered.prepared) is not None:
+        kept, mixed, held_out = prepared.stats.kept, 0, prepared.held_out
+    else:
+        rows, mixed_rows = count_training_rows(config, run.rows, run.mixed)
+        mixed, own = round(mixed_rows), epoch_rows(config, rows)
+        if rows is None or own is None:
+            return total
+        kept, held_out = own + mixed, rows - own
+    parts = [f"{mixed:,} of data.mix"] if mixed else []
+    parts += [f"{held_out:,} held out"] if held_out else []
+    counted = f"{'about ' if held_out else ''}{plural(kept, 'row')}" + (f" ({', '.join(parts)})" if parts else "")
+    if config.train.max_steps is not None and steps == config.train.max_steps:
         return f"{counted}, {total} (max_steps)"
     return f"{counted} × {epochs:g} epoch{'' if epochs == 1 else 's'} = {total}"
 
@@ -130,7 +138,10 @@ def _say_how_it_ended(out: Output, result: dict[str, Any], seconds: float) -> No
         out.say(f"Ready: {plural(result['total_steps'], 'optimizer step')}; nothing was written")
         return
     held_out, rejected, resumed = result["eval_loss"], result["rejected"], result["resumed_from"]
-    earlier = f", {resumed:,} of them before this resume" if resumed else ""
+    if resumed == result["steps"]:
+        out.say(f"All {plural(resumed, 'step')} were trained before: nothing was left to train → {result['output']}")
+        return
+    earlier = f", {resumed:,} of them before it was resumed" if resumed else ""
     in_steps = "" if resumed else f" ({duration_text(result['seconds'])} of it in optimizer steps)"
     out.say(
         f"Trained {plural(result['steps'], 'step')}{earlier} in {duration_text(seconds)}{in_steps}: "
@@ -173,7 +184,9 @@ def _train_as_rank(
         _require_own_launcher()
     world = World.current()
     with connect_processes(world, target, overrides):
-        run_of_rank0 = _with_launcher_changes(load_checked_run(target, overrides), world) if world.is_first else None
+        run_of_rank0 = None
+        if world.is_first:
+            run_of_rank0 = _with_launcher_changes(load_checked_run(target, overrides, resume=resume), world)
         run = broadcast_run(run_of_rank0, world)
         if not env.launched_here():
             out.note(describe_batches(run))

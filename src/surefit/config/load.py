@@ -45,6 +45,7 @@ class LoadedConfig:
         lines: dotted key → 1-based line, for the keys in the file.
         overridden: the dotted keys set on the command line.
         adopted: dotted key → its position in another tool's file that the config names (importers/adopt.py).
+        recorded: dotted key → the reason of a value that the run decided at its start, where it is resumed.
     """
 
     config: SureFitConfig
@@ -52,6 +53,7 @@ class LoadedConfig:
     lines: dict[str, int]
     overridden: frozenset[str]
     adopted: Mapping[str, str] = field(default_factory=dict)
+    recorded: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Loader(yaml.SafeLoader):
@@ -123,7 +125,9 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
     try:
         config = SureFitConfig.model_validate(with_new_names(tree) if problems else tree)
     except ValidationError as error:
-        problems += _list_known_keys_once([_problem(item, path, lines, overridden) for item in _merge_unions(error)])
+        problems += _list_known_keys_once(
+            [_problem(item, path, lines, overridden, text) for item in _merge_unions(error)]
+        )
     if problems or config is None:
         first, *others = problems
         raise ConfigError(
@@ -224,12 +228,22 @@ def _no_such_config(path: Path) -> ConfigError:
             path=path,
             help=f"{init}; `surefit runs` lists your runs",
         )
-    siblings = [str(p) for p in path.parent.glob("*")] if path.parent.is_dir() else []
+    if path.parent.is_dir():
+        siblings = [str(p) for p in path.parent.glob("*")]
+    else:  # the directory may be misspelled: run/first for runs/first
+        folder = path.parent.parent
+        siblings = [str(p / path.name) for p in folder.glob("*/") if (p / path.name).exists()]
+    hint = did_you_mean(str(path), siblings)
     help_text = f"{init}; `surefit runs` lists your runs"
-    if not siblings and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not str(path).startswith(("runs/", "./")):
+    if (
+        not hint
+        and not path.parent.is_dir()
+        and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path))
+        and not str(path).startswith(("runs/", "./"))
+    ):
         help_text = f"a model of the hub is named in a config: surefit init --data ROWS --model {shell_quote(path)}"
     return ConfigError(
-        f"there is no config file or run directory of this name{did_you_mean(str(path), siblings)}",
+        f"there is no config file or run directory of this name{hint}",
         code="E2702",
         path=path,
         help=help_text,
@@ -250,9 +264,8 @@ def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | Non
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
-        problem = " ".join(str(part) for part in (error.problem, error.context) if part)
         raise ConfigError(
-            f"not valid YAML: {problem}", code="E2012", path=path, line=line, help=_yaml_help(text, line)
+            f"not valid YAML: {_yaml_problem(error)}", code="E2012", path=path, line=line, help=_yaml_help(text, line)
         ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"not valid YAML: {error}".replace("\n", " "), code="E2013", path=path) from None
@@ -261,6 +274,15 @@ def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | Non
         raise
     except RecursionError:  # an anchor that contains itself
         raise ConfigError("nested too deeply to be a config", code="E2014", path=path) from None
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+    """Return what the parser did not understand; in braces or brackets, with the line on which they begin."""
+    context, mark = error.context, error.context_mark
+    if mark is not None and context in ("while parsing a flow mapping", "while parsing a flow sequence"):
+        opening = "{" if "mapping" in context else "["
+        context = f"after the {opening} of line {mark.line + 1}"
+    return " ".join(str(part) for part in (error.problem, context) if part)
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
@@ -425,10 +447,11 @@ def _options(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden: set[str]) -> ConfigError:
+def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden: set[str], text: str) -> ConfigError:
     """Convert a pydantic error to a ConfigError in the user's terms."""
     dotted: str = item["dotted"]
-    message, help_text = _explain(item)
+    line = text.splitlines()[lines[dotted] - 1] if dotted in lines else "{"  # --set's mappings are in braces
+    message, help_text = _explain(item, "{" in line)
     if item["type"] == "missing" and dotted == "output_dir":
         name = re.sub(r"[^\w.-]", "-", path.stem)
         help_text = f"add output_dir: runs/{name}"
@@ -436,11 +459,19 @@ def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden
     while nearest and nearest not in lines:
         nearest = nearest.rpartition(".")[0]
     if is_overridden(dotted, overridden) or any(key.startswith(f"{dotted}.") for key in overridden):
+        if item["type"] == "extra_forbidden" and help_text is None and (section := find_section(dotted)):
+            value = item["input"] if isinstance(item["input"], str) else json.dumps(item["input"])
+            help_text = f"write {OVERRIDE} {shell_quote(f'{section}.{dotted}={value}')}"
         return ConfigError(message, code="E2017", path=OVERRIDE, field=dotted, help=help_text)
     return ConfigError(message, code="E2018", path=path, line=lines.get(nearest), field=dotted, help=help_text)
 
 
-def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
+def _explain(item: dict[str, Any], in_braces: bool) -> tuple[str, str | None]:
+    """Return the message and the help for a pydantic error.
+
+    Args:
+        in_braces: whether the key stands in { } on its line.
+    """
     dotted, value = item["dotted"], item["input"]
     section, _, name = dotted.rpartition(".")
     if item["type"] == "extra_forbidden":
@@ -448,12 +479,12 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
         known_keys = list(section_class.model_fields) if section_class else []
         if value is None and not section_class:
             return "unknown key", None
-        if value is None and name.isidentifier() and section:
+        hint = _hint(name, value, known_keys)
+        if value is None and not hint and in_braces and name.isidentifier() and section:
             return (
                 "unknown key",
                 f"a comma inside {{ }} begins a new key: write a list in brackets, such as [x, {name}]",
             )
-        hint = _hint(name, value, known_keys)
         return f"unknown key{hint}", None if hint else f"{KNOWN_KEYS}{', '.join(known_keys)}"
     expected = expected_text(dotted)
     if item["type"] == "missing":
@@ -594,6 +625,20 @@ def _shape(value: Any) -> str:
     return f"a mapping: {text}" if isinstance(value, dict) else text
 
 
+def _default_number(dotted: str) -> str | None:
+    """Return the default of a key that is a number, as one writes it; None for other keys.
+
+    >>> _default_number("train.num_train_epochs"), _default_number("train.learning_rate"), _default_number("recipe")
+    ('1', '0.0002', None)
+    """
+    section = _section_at(dotted.rpartition(".")[0])
+    field = section.model_fields.get(dotted.rpartition(".")[2]) if section else None
+    default = field.default if field else None
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        return None
+    return f"{default:g}"
+
+
 def _value_help(dotted: str, value: Any, expected: str) -> str | None:
     if dotted == "data.eval" and isinstance(value, int | float):
         return "write a share of the rows, such as 0.1, or the name of a file of rows to score on"
@@ -613,5 +658,7 @@ def _value_help(dotted: str, value: Any, expected: str) -> str | None:
     if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9][0-9_,]*(\.[0-9]+)?", value):
         return "write the number without quotes, commas or underscores"
     if isinstance(value, str) and re.match(r"(?:'auto' or )?a (whole )?number", expected):
-        return "write a number, such as 2e-4" if "whole" not in expected else "write a whole number"
+        number = _default_number(dotted)
+        kind = "a whole number" if "whole" in expected else "a number"
+        return f"write {kind}" + (f", such as {number}" if number is not None else "")
     return None

@@ -141,6 +141,8 @@ class Trainer:
                 self.saving.await_room()
                 self.dry_pass()
             resumed_from = resuming.resume_from_latest(self) if resume else None
+            if resume and resumed_from is None:
+                self.note("there is no checkpoint to resume from: training begins at the first step")
             if resumed_from is None:
                 self.saving.require_none()
                 self.saving.require_room(self.optimizer.parameters)

@@ -39,11 +39,9 @@ def show(out: Output, run: RunPath) -> int:
     times = [[a.stage, a.outcome, duration_text(a.seconds) if a.seconds is not None else "-", a.detail] for a in stages]
     out.table("Stages", ["stage", "ended", "time", ""], times)
     scores = read_primary_scores(directory)
-    out.table(
-        "Scores, with 95 % intervals",
-        ["set", "variant", "metric", "score"],
-        [[s["set"], s["variant"], s["metric"], interval_text(s)] for s in scores],
-    )
+    score_rows = [[s["set"], s["variant"], s["metric"], interval_text(s)] for s in scores]
+    if score_rows:
+        out.table("Scores, with 95 % intervals", ["set", "variant", "metric", "score"], score_rows)
     out.table("Disk", ["part", "size"], [[name, bytes_text(size)] for name, size in parts.items()])
     for line in resumable:
         out.say(line)

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import Any, Literal
 from urllib.request import url2pathname
@@ -119,8 +120,10 @@ def _missing(text: str, path: Path) -> DataError:
         return DataError(f"no such file: there is no directory {path.parent}", code="E4118", path=path, help=help_text)
     entries = [entry for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
     siblings = [str(entry) for entry in entries if entry.is_dir() or file_extensions(entry.name)[0] in ENDINGS]
+    # By their stems: a shared ending makes no two names alike.
+    alike = [name for name in siblings if get_close_matches(path.stem, [Path(name).stem], 1)]
     return DataError(
-        f"no such file or directory{did_you_mean(str(path), siblings)}", code="E4119", path=path, help=help_text
+        f"no such file or directory{did_you_mean(str(path), alike)}", code="E4119", path=path, help=help_text
     )
 
 
