@@ -13,7 +13,8 @@ async function send(address, body, signal) {
   if (answer.ok) return answer;
   const isJson = (answer.headers.get("Content-Type") ?? "").startsWith("application/json");
   const content = isJson ? await answer.json() : { error: await answer.text() };
-  throw new Error([content.error, content.help].filter(Boolean).join(": "));
+  const message = [content.error, content.help].filter(Boolean).join(": ");
+  throw Object.assign(new Error(message), { status: answer.status });
 }
 
 export async function post(address, body, signal) {
@@ -39,8 +40,8 @@ export function latest(wait, ask) {
   let timer, controller;
   return () => {
     clearTimeout(timer);
+    controller?.abort();
     timer = setTimeout(async () => {
-      controller?.abort();
       controller = new AbortController();
       try {
         await ask(controller.signal);
