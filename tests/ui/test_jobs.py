@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import anyio
 import pytest
 from starlette.exceptions import HTTPException
 
+from surefit.cli.ui import build_stage_functions
 from surefit.core.errors import ConfigError
 from surefit.core.lock import LOOK_AGAIN_SECONDS, DirectoryInUse, hold_lock, lock_holder
 from surefit.core.rundir import RunDir, read_jsonl
@@ -136,7 +136,7 @@ def test_a_run_of_the_command_line_is_seen_by_its_lock_and_not_started_twice(ser
             assert (answer.status, "in use by `surefit train`" in answer.json["error"]) == (409, True)
         talk = {"path": "runs/busy", "variants": ["base"], "message": "Hi", "turns": []}
         assert server.post("/api/chat", talk).status == 409
-        assert "`surefit train`" in unescape(server.get("/run/chat?path=runs/busy").text)
+        assert "<code>surefit train</code>, process" in server.get("/run/chat?path=runs/busy").text
     assert server.get(watch).json["holder"] is None
 
 
@@ -222,7 +222,7 @@ def test_a_stop_waits_for_no_check(tmp_path: Path) -> None:
     space = Workspace(tmp_path)
     jobs = JobRunner(space)
     jobs.start(SLEEP, "runs/x", "surefit run x.yaml")
-    app = create_app(space, jobs, None, AccessPolicy("127.0.0.1", 80, "token"))  # type: ignore[arg-type]
+    app = create_app(space, jobs, build_stage_functions(), AccessPolicy("127.0.0.1", 80, "token"))
     ui = app.app.state.ui  # type: ignore[attr-defined]
     sent: list[Any] = []
 

@@ -1,5 +1,5 @@
 // The conversation: posts a message, and shows the answers as they are written.
-import { byId, element, stream } from "./common.js";
+import { byId, element, stream, ticked } from "./common.js";
 
 const path = byId("chat").dataset.path, shown = byId("turns"), message = byId("message");
 const chosen = () => [...new Set([...(byId("beside")?.checked ? ["base"] : []), byId("variant").value])];
@@ -7,7 +7,7 @@ let turns = []; // what was said, [message, {variant: answer}]: it is sent with 
 let weights = null;
 let controller = null;
 
-const say = (text) => { byId("said").textContent = text; };
+const say = (text) => ticked(byId("said"), text);
 
 function busy(is) {
   byId("submit").disabled = is;

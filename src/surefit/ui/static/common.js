@@ -59,8 +59,9 @@ export function element(name, text, attributes = {}) {
   return made;
 }
 
-// Adds a text to a node, with what is between backquotes as code.
+// Makes a text the content of a node, with what is between backquotes as code.
 export function ticked(node, text) {
+  node.replaceChildren();
   node.append(...text.split("`").map((part, i) => (i % 2 ? element("code", part) : part)));
   return node;
 }
@@ -108,6 +109,6 @@ export async function confirmRun(config, status) {
     const { run } = await post("/api/start", { config });
     location.assign(`/run?${new URLSearchParams({ path: run })}`);
   } catch (error) {
-    status.textContent = error.message;
+    ticked(status, error.message);
   }
 }

@@ -5,8 +5,8 @@ const drop = byId("drop"), rows = byId("rows"), most = Number(drop.dataset.most)
 const NAMES = ["Rows", "Model", "Training"];
 let draft = null;
 
-const reveal = (is) => { byId("settings").hidden = !is; };
-const say = (text) => { byId("status").textContent = text; };
+const reveal = (is) => { for (const id of ["settings", "found-title", "seen"]) byId(id).hidden = !is; };
+const say = (text) => ticked(byId("status"), text);
 
 async function take(file) {
   if (!file) return;
@@ -48,7 +48,6 @@ const ask = latest(300, async (signal) => {
     say("");
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    byId("seen").replaceChildren();
     byId("proposals").hidden = true;
     reveal(false);
     say(error.message);

@@ -1,5 +1,5 @@
 // Follows a run: asks for what is new, and draws it with uPlot; stops it, and goes on with it.
-import { byId, confirmed, post, quoted } from "./common.js";
+import { byId, confirmed, post, quoted, ticked } from "./common.js";
 
 const path = document.getElementById("run").dataset.path;
 const figures = [...document.querySelectorAll("#charts figure")];
@@ -88,7 +88,7 @@ async function act(title, text, command, yes, address, body, done) {
     byId("did").textContent = done;
     return true;
   } catch (error) {
-    byId("did").textContent = error.message;
+    ticked(byId("did"), error.message);
     return false;
   }
 }
