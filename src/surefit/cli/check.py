@@ -15,6 +15,7 @@ from surefit.cli.render import Output
 from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import plural, shell_quote
 from surefit.data.rows.sampling import sample_rows
+from surefit.lint.skipped import DATA_FACTS, Why
 from surefit.stages.eval_prompts import list_eval_sources
 
 if TYPE_CHECKING:
@@ -115,8 +116,6 @@ def check_and_show(out: Output, context: RunContext) -> int:
 
 
 def _say_check(out: Output, context: RunContext, report: dict[str, Any], show: int = 0, style: str = "text") -> int:
-    from surefit.data.read.sources import is_local
-
     if show:
         _show_examples(out, context, show)
     notes = [*context.adopted.lines(), *_not_looked_at(context, report)]
@@ -126,9 +125,26 @@ def _say_check(out: Output, context: RunContext, report: dict[str, Any], show: i
             f"{plural(fixable, 'finding')} with one right answer: "
             f"`surefit check {shell_quote(context.loaded.path)} --fix`"
         )
-    failed = any(finding["severity"] == "error" for finding in report["findings"])
-    unread = context.rows is None and is_local(context.loaded.config.data.train) and not context.prepared
-    return say_report(out, report, context.loaded.path, notes, style, "unreadable" if failed or unread else "elsewhere")
+    return say_report(out, report, context.loaded.path, notes, style, _why_facts_are_missing(context, report))
+
+
+def _why_facts_are_missing(context: RunContext, report: dict[str, Any]) -> dict[str, Why]:
+    """Return, by fact, why the check does not know it; a fact that is left out is on another machine."""
+    from surefit.data.read.sources import is_local
+
+    errors = [finding["field"] or "" for finding in report["findings"] if finding["severity"] == "error"]
+    reasons: dict[str, Why] = {}
+    if is_local(context.loaded.config.data.train) or context.prepared:
+        # An unknown recipe or GPU leaves rows unread that are here and in order.
+        unreadable = any(field.startswith("data.") for field in errors) or any(
+            isinstance(problem, DataError) for problem in context.problems
+        )
+        reasons |= dict.fromkeys(DATA_FACTS, "unreadable" if unreadable else "unread")
+    if context.model is None or any(field.startswith("model.") for field in errors):
+        reasons |= {"ModelFacts": "unreadable", "TokenizerFacts": "unreadable"}
+    if context.hardware is None:
+        reasons["HardwareFacts"] = "unreadable"
+    return reasons
 
 
 def _not_looked_at(context: RunContext, report: dict[str, Any]) -> list[str]:

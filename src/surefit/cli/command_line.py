@@ -145,7 +145,7 @@ def _no_such_option(option: str, args: list[str], ctx: Any) -> ConfigError:
         command = f"surefit {shell_quote(ctx.command.name)} {shell_quote(value or 'run.yaml')}"
         return ConfigError(message, code="E1702", help=f"the config comes without it: {command}")
     if written == "":
-        return ConfigError(message, code="E1703", help="every command says all it knows; RUN/log.txt has it with times")
+        return ConfigError(message, code="E1703", help="only `surefit plan` has it; RUN/log.txt has what a command printed, with times")
     if written in options:
         return ConfigError(f"{message}; did you mean '{written}'?", code="E1704", help=_all_options(ctx))
     close = did_you_mean(option, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ def say_report(
     path: Path,
     notes: Iterable[str] = (),
     style: str = "text",
-    unknown: Why = "elsewhere",
+    unknown: Why | Mapping[str, Why] = "elsewhere",
 ) -> int:
     """Print the findings of a check in the selected format; return the exit code.
 
@@ -32,7 +32,7 @@ def say_report(
         path: the file that was checked.
         notes: limits of the check.
         style: text, json, sarif or github.
-        unknown: why facts are missing.
+        unknown: why facts are missing, for all or by fact.
     """
     from surefit.cli.annotations import DOCUMENTS
 

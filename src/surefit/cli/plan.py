@@ -72,13 +72,19 @@ def plan(
         if plot is not None:
             _write_plot(out, planned, plot)
         code = say_plan(out, planned, verbose=verbose)
-        sets = repeat_option("--set", overrides or ())  # not --gpu: it plans for a card that may be elsewhere
-        out.next_step(["plan", config, *sets, "--optimize"] if code else ["train", config, *sets])
+        words: list[object] = [config, *repeat_option("--set", overrides or ())]
+        words += ["--gpus", gpus] if gpus else []
+        card = ["--gpu", gpu] if gpu else []  # not for train: the card may be another machine's
+        out.next_step(["plan", *words, *card, "--optimize"] if code else ["train", *words])
         return code
 
 
-def say_plan(out: Output, planned: dict[str, Any], *, verbose: bool = False) -> int:
-    """Print the answer of a plan, with `verbose` all of the plan; return the exit code."""
+def say_plan(out: Output, planned: dict[str, Any], *, verbose: bool | None = False) -> int:
+    """Print the answer of a plan; return the exit code.
+
+    Args:
+        verbose: print all of the plan; None in a verb that has no such option, which is then not mentioned.
+    """
     from surefit.plan.summary import headline, summary_lines
 
     verdict = headline(planned).partition(":")[0].lower()
@@ -89,7 +95,7 @@ def say_plan(out: Output, planned: dict[str, Any], *, verbose: bool = False) -> 
     if verbose:
         out.say("")
         _say_details(out, planned)
-    else:
+    elif verbose is not None:
         out.paragraph("--verbose shows every phase, term and assumption", "dim")
     out.result(planned)
     return EXIT_FINDINGS if planned["does_not_fit"] else EXIT_OK

@@ -233,12 +233,14 @@ def _places(run: CheckedRun, gpus: str) -> list[DeviceConfig]:
         hardware = hardware_facts(name, Path(run.run.path))
         config = run.loaded.config
         config_for_gpu = config.model_copy(update={"hardware": config.hardware.model_copy(update={"gpu": name})})
-        rows = run.row_count
         needed = closed_form_upper_bound(run.model, hardware)
         loaded = replace(run.loaded, config=config_for_gpu)
         fitting = eval_batch_chooser(run.model, hardware)
         devices.append(
-            DeviceConfig(hardware, resolve_config(loaded, run.model, hardware, rows, needed=needed, fitting=fitting))
+            DeviceConfig(
+                hardware,
+                resolve_config(loaded, run.model, hardware, *run.gathered.counted, needed=needed, fitting=fitting),
+            )
         )
     return devices
 

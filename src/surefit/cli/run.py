@@ -75,7 +75,7 @@ def run_all_stages(
 
     def plan() -> int:
         planned.update(build_run_plan(prepared, advise=True))
-        return say_plan(stage_output, planned)
+        return say_plan(stage_output, planned, verbose=None)
 
     stages: dict[str, Callable[[], int]] = {
         "check": lambda: check_and_show(stage_output, prepared.gathered),
@@ -137,7 +137,7 @@ def _variants_without_merged(out: Output, prepared: CheckedRun) -> Sequence[str]
         return None
     out.paragraph(
         f"left out: the merged model, whose weights in {config.model.dtype} do not fit {hardware.name}; base and "
-        "adapter are scored in few bits, as they were trained"
+        "adapter are scored, quantized as in training"
     )
     return ("base", "adapter")
 

@@ -108,18 +108,26 @@ def describe_run(run: CheckedRun) -> list[str]:
 
 def _steps_text(run: CheckedRun) -> str:
     """Return rows × epochs = steps; the number of rows is estimated, since rows are held out by their hash."""
+    from surefit.config.resolve import epoch_rows
     from surefit.config.schema import decided
+    from surefit.stages.run_context import count_training_rows
 
     config, steps = run.resolved.config, run.resolved.total_steps
-    train, share, rows = config.train, config.data.share or 0, run.row_count
-    epochs = decided(train.num_train_epochs)
+    epochs = decided(config.train.num_train_epochs)
     total = plural(steps, "optimizer step") if steps is not None else "steps"
-    total += f" of {plural(decided(train.global_batch_size), 'row')}"
-    if rows is None:
-        return total
-    kept = rows - round(rows * share)
-    counted = f"{'about ' if share else ''}{plural(kept, 'row')}" + (f" ({rows - kept:,} held out)" if share else "")
-    if train.max_steps is not None and steps == train.max_steps:
+    total += f" of {plural(decided(config.train.global_batch_size), 'row')}"
+    if (prepared := run.gathered.prepared) is not None:
+        kept, mixed, held_out = prepared.stats.kept, 0, prepared.held_out
+    else:
+        rows, mixed_rows = count_training_rows(config, run.rows, run.mixed)
+        mixed, own = round(mixed_rows), epoch_rows(config, rows)
+        if rows is None or own is None:
+            return total
+        kept, held_out = own + mixed, rows - own
+    parts = [f"{mixed:,} of data.mix"] if mixed else []
+    parts += [f"{held_out:,} held out"] if held_out else []
+    counted = f"{'about ' if held_out else ''}{plural(kept, 'row')}" + (f" ({', '.join(parts)})" if parts else "")
+    if config.train.max_steps is not None and steps == config.train.max_steps:
         return f"{counted}, {total} (max_steps)"
     return f"{counted} × {epochs:g} epoch{'' if epochs == 1 else 's'} = {total}"
 
@@ -130,7 +138,7 @@ def _say_how_it_ended(out: Output, result: dict[str, Any], seconds: float) -> No
         out.say(f"Ready: {plural(result['total_steps'], 'optimizer step')}; nothing was written")
         return
     held_out, rejected, resumed = result["eval_loss"], result["rejected"], result["resumed_from"]
-    earlier = f", {resumed:,} of them before this resume" if resumed else ""
+    earlier = f", {resumed:,} of them before it was resumed" if resumed else ""
     in_steps = "" if resumed else f" ({duration_text(result['seconds'])} of it in optimizer steps)"
     out.say(
         f"Trained {plural(result['steps'], 'step')}{earlier} in {duration_text(seconds)}{in_steps}: "

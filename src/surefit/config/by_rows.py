@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from surefit.config.schema import SureFitConfig, TrainSection
+from surefit.config.schema import SureFitConfig, TrainSection, decided
 from surefit.core.units import plural
 
 EPOCHS, FEWEST_STEPS, MOST_EXAMPLES, MOST_EPOCHS = 3, 100, 25_000, 10
@@ -54,21 +54,24 @@ def decide_by_rows(config: SureFitConfig, rows: int | None, devices: int) -> dic
     """Decide the batch and the epochs where they are auto, with their reasons.
 
     Args:
-        rows: rows of one epoch, without the held-out ones; None while they are not counted: then the defaults.
+        rows: rows of one epoch, without the held-out ones; with none, or None while they are not counted, the
+            defaults.
         devices: processes that share a batch.
     """
     train = config.train
     decisions: dict[str, tuple[Any, str]] = {}
+    micro = train.per_device_train_batch_size
+    multiple = math.lcm(devices, micro) if isinstance(micro, int) else devices
     if not rows:
-        defaults, reason = TrainSection(), "the default: the rows are not counted"
-        values = {name: getattr(defaults, name) for name in ("global_batch_size", "num_train_epochs")}
+        defaults = TrainSection()
+        reason = "the default: " + ("the rows are not counted" if rows is None else "no row is left to train on")
+        default_batch = -(-decided(defaults.global_batch_size) // multiple) * multiple
+        values = {"global_batch_size": default_batch, "num_train_epochs": defaults.num_train_epochs}
         return {f"train.{name}": (value, reason) for name, value in values.items() if getattr(train, name) == "auto"}
     batch = train.global_batch_size
     if batch == "auto":
-        micro = train.per_device_train_batch_size
-        step = math.lcm(devices, micro) if isinstance(micro, int) else devices
-        batch = choose_global_batch_size(rows, step)
-        shared = f", a multiple of {step}" if batch not in (4, 8, 16, 32, 64) else ""
+        batch = choose_global_batch_size(rows, multiple)
+        shared = f", a multiple of {multiple}" if batch not in (4, 8, 16, 32, 64) else ""
         decisions["train.global_batch_size"] = batch, f"{BATCH_RULE}{shared}; {plural(rows, 'row')} in an epoch"
     if train.num_train_epochs == "auto":
         reason = f"{EPOCHS_RULE}; {plural(rows, 'row')} in batches of {batch}"

@@ -123,7 +123,7 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
     try:
         config = SureFitConfig.model_validate(with_new_names(tree) if problems else tree)
     except ValidationError as error:
-        problems += _list_known_keys_once([_problem(item, path, lines, overridden) for item in _merge_unions(error)])
+        problems += _list_known_keys_once([_problem(item, path, lines, overridden, text) for item in _merge_unions(error)])
     if problems or config is None:
         first, *others = problems
         raise ConfigError(
@@ -425,10 +425,13 @@ def _options(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden: set[str]) -> ConfigError:
+def _problem(
+    item: dict[str, Any], path: Path, lines: dict[str, int], overridden: set[str], text: str
+) -> ConfigError:
     """Convert a pydantic error to a ConfigError in the user's terms."""
     dotted: str = item["dotted"]
-    message, help_text = _explain(item)
+    line = text.splitlines()[lines[dotted] - 1] if dotted in lines else "{"  # --set's mappings are in braces
+    message, help_text = _explain(item, "{" in line)
     if item["type"] == "missing" and dotted == "output_dir":
         name = re.sub(r"[^\w.-]", "-", path.stem)
         help_text = f"add output_dir: runs/{name}"
@@ -440,7 +443,12 @@ def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden
     return ConfigError(message, code="E2018", path=path, line=lines.get(nearest), field=dotted, help=help_text)
 
 
-def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
+def _explain(item: dict[str, Any], in_braces: bool) -> tuple[str, str | None]:
+    """Return the message and the help for a pydantic error.
+
+    Args:
+        in_braces: whether the key stands in { } on its line.
+    """
     dotted, value = item["dotted"], item["input"]
     section, _, name = dotted.rpartition(".")
     if item["type"] == "extra_forbidden":
@@ -448,12 +456,12 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
         known_keys = list(section_class.model_fields) if section_class else []
         if value is None and not section_class:
             return "unknown key", None
-        if value is None and name.isidentifier() and section:
+        hint = _hint(name, value, known_keys)
+        if value is None and not hint and in_braces and name.isidentifier() and section:
             return (
                 "unknown key",
                 f"a comma inside {{ }} begins a new key: write a list in brackets, such as [x, {name}]",
             )
-        hint = _hint(name, value, known_keys)
         return f"unknown key{hint}", None if hint else f"{KNOWN_KEYS}{', '.join(known_keys)}"
     expected = expected_text(dotted)
     if item["type"] == "missing":
@@ -594,6 +602,20 @@ def _shape(value: Any) -> str:
     return f"a mapping: {text}" if isinstance(value, dict) else text
 
 
+def _default_number(dotted: str) -> str | None:
+    """Return the default of a key that is a number, as one writes it; None for other keys.
+
+    >>> _default_number("train.num_train_epochs"), _default_number("train.learning_rate"), _default_number("recipe")
+    ('1', '0.0002', None)
+    """
+    section = _section_at(dotted.rpartition(".")[0])
+    field = section.model_fields.get(dotted.rpartition(".")[2]) if section else None
+    default = field.default if field else None
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        return None
+    return f"{default:g}"
+
+
 def _value_help(dotted: str, value: Any, expected: str) -> str | None:
     if dotted == "data.eval" and isinstance(value, int | float):
         return "write a share of the rows, such as 0.1, or the name of a file of rows to score on"
@@ -613,5 +635,7 @@ def _value_help(dotted: str, value: Any, expected: str) -> str | None:
     if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9][0-9_,]*(\.[0-9]+)?", value):
         return "write the number without quotes, commas or underscores"
     if isinstance(value, str) and re.match(r"(?:'auto' or )?a (whole )?number", expected):
-        return "write a number, such as 2e-4" if "whole" not in expected else "write a whole number"
+        number = _default_number(dotted)
+        kind = "a whole number" if "whole" in expected else "a number"
+        return f"write {kind}" + (f", such as {number}" if number is not None else "")
     return None

@@ -34,6 +34,10 @@ WORDS = {
     "train.gradient_checkpointing": "gradient checkpointing",
     "speed.chunked_loss": "a loss in chunks",
     "speed.tiled_mlp": "MLPs in tiles",
+    "model.revision": "its own revision",
+    "model.chat_template": "its own chat template",
+    "model.chat_template_kwargs": "no switches of the template",
+    "lora.target_modules": "LoRA in all linear layers",
 }
 """What a changed setting means, for files in which it has another name."""
 
@@ -85,12 +89,18 @@ class FitOption:
 
 @dataclass(frozen=True)
 class FitAdvice:
-    """The ways to make a run fit that were tried and do, the least change first; none where nothing tried fits."""
+    """The ways to make a run fit that were tried and do, the least change first; none where nothing tried fits.
+
+    Attributes:
+        cards: whether larger cards and more of them were tried too, as they are for a run on a GPU.
+    """
 
     options: Sequence[FitOption] = field(default_factory=tuple)
+    cards: bool = True
 
     def text(self, own_keys: bool = True) -> str:
         """Return all options in one sentence."""
         if not self.options:
-            return "nothing that was tried fits: no saving setting, no larger card, no smaller model of the catalogue"
+            cards = "no larger card, " if self.cards else ""
+            return f"nothing that was tried fits: no saving setting, {cards}no smaller model of the catalogue"
         return "; or ".join(option.text(own_keys) for option in self.options)

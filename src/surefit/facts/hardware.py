@@ -141,16 +141,21 @@ def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
             f"there is no GPU named {gpu!r}{did_you_mean(gpu.lower(), _same_number(gpu))}",
             code="E2068",
             field="hardware.gpu",
-            help=f"write auto, cpu, {_similar(gpu)}, or the card's memory, such as 12GB; all {len(GPUS)} names: "
-            "docs/reference/gpus.md",
+            help=f"write auto, cpu, {_similar(gpu)}; all {len(GPUS)} names: docs/reference/gpus.md",
         )
     return _another_device(card, disk)
 
 
 def _similar(gpu: str) -> str:
-    """Return the catalogue's names that resemble one it does not have, or else names of common cards."""
-    near = [f"{gpu}GB"] if gpu.isdigit() and 1 <= int(gpu) <= 192 else get_close_matches(gpu.lower(), GPUS, 4, 0.6)
-    return ", ".join(near or ["rtx3060-12", "rtx4090", "a100-80", "h100"])
+    """Return the catalogue's names that resemble one it does not have, or else names of common cards; and a size.
+
+    >>> _similar("12")
+    '12GB (a card by its memory), or a name, such as rtx4090'
+    """
+    if gpu.isdigit() and 1 <= int(gpu) <= 192:
+        return f"{gpu}GB (a card by its memory), or a name, such as rtx4090"
+    near = get_close_matches(gpu.lower(), GPUS, 4, 0.6) or ["rtx3060-12", "rtx4090", "a100-80", "h100"]
+    return f"{', '.join(near)}, or the card's memory, such as 12GB"
 
 
 def _another_device(card: GpuSpec, disk: int) -> HardwareFacts:

@@ -13,11 +13,13 @@ from surefit.config.capabilities import require_compatible_settings
 from surefit.config.load import LoadedConfig
 from surefit.config.oom_ladder import lowest_rung
 from surefit.config.resolve import ResolvedConfig, resolve_config, with_changes
+from surefit.config.schema import ModelSection, SureFitConfig
 from surefit.core.errors import SureFitError
 from surefit.facts.fit_advice import CARDS, PROPOSED_MODELS, FitAdvice, FitOption
 from surefit.facts.generation import eval_batch_chooser
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
+from surefit.facts.vocabulary import with_new_tokens
 from surefit.plan.memory_interval import closed_form_estimate, closed_form_upper_bound, judge_fit
 
 Fits = Callable[[ResolvedConfig, ModelFacts, HardwareFacts], bool]
@@ -41,6 +43,7 @@ def find_advice(
     hardware: HardwareFacts,
     longest: int | None = None,
     confirm: Fits | None = None,
+    counted: tuple[int | None, float] = (None, 0.0),
 ) -> FitAdvice:
     """Return the changes after which a run fits.
 
@@ -49,22 +52,30 @@ def find_advice(
         model, hardware: of the run, which may not fit.
         longest: tokens of the longest row, where it is known.
         confirm: a second opinion on changes of settings, such as a simulation.
+        counted: examples of `data.train` and of `data.mix`, which decide an automatic batch.
     """
-    trial = _Trial(loaded, model, hardware, longest)
+    trial = _Trial(loaded, model, hardware, longest, counted)
     settings = next((changes for changes in trial.ladder() if trial.fits(changes, confirm=confirm)), None)
     options = [FitOption("settings", settings)] if settings else []
     if hardware.kind == "cuda":
         options += [option for option in (trial.card(bool(settings)), trial.devices()) if option]
     if not settings and (smaller := trial.smaller_model()):
         options.append(smaller)
-    return FitAdvice(tuple(options))
+    return FitAdvice(tuple(options), cards=hardware.kind == "cuda")
 
 
 class _Trial:
     """Tries changes of one run."""
 
-    def __init__(self, loaded: LoadedConfig, model: ModelFacts, hardware: HardwareFacts, longest: int | None) -> None:
-        self.loaded, self.model, self.hardware = loaded, model, hardware
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        model: ModelFacts,
+        hardware: HardwareFacts,
+        longest: int | None,
+        counted: tuple[int | None, float],
+    ) -> None:
+        self.loaded, self.model, self.hardware, self.counted = loaded, model, hardware, counted
         self.shorter = self._shorter(longest)
 
     def _shorter(self, longest: int | None) -> dict[str, Any]:
@@ -100,8 +111,8 @@ class _Trial:
         needed, fitting = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
         try:
             config = with_changes(self.loaded.config, changes)
-            resolved = resolve_config(replace(self.loaded, config=config), model, hardware, None, needed=needed,
-                                      fitting=fitting)  # fmt: skip
+            resolved = resolve_config(replace(self.loaded, config=config), model, hardware, *self.counted,
+                                      needed=needed, fitting=fitting)  # fmt: skip
             require_compatible_settings(resolved.config)
         except (SureFitError, ValidationError):
             return None
@@ -162,12 +173,35 @@ class _Trial:
 
     def smaller_model(self) -> FitOption | None:
         """Return the largest proposed model that fits, with as few changes of settings as possible."""
+        config = self.loaded.config
+        if config.lora.start_from is not None or config.data.tokenized is not None:  # both are of the larger model
+            return None
         roomy = replace(self.hardware, memory_bytes=int(ROOMY * (self.hardware.memory_bytes or 0)))
         for name, size, _ in PROPOSED_MODELS:
-            facts = model_facts(name)
+            facts = with_new_tokens(model_facts(name), config.model.add_tokens, None)
             if (facts.parameters or 0) >= (self.model.parameters or 0):
                 continue
+            renamed = {"model.name_or_path": name, **_settings_of_another_model(config, facts)}
             for changes in self.ladder(facts):
-                if self.fits({**changes, "model.name_or_path": name}, model=facts, hardware=roomy):
-                    return FitOption("model", {**changes, "model.name_or_path": name}, f"{name} ({size})")
+                if self.fits({**changes, **renamed}, model=facts, hardware=roomy):
+                    return FitOption("model", {**changes, **renamed}, f"{name} ({size})")
         return None
+
+
+def _settings_of_another_model(config: SureFitConfig, model: ModelFacts) -> dict[str, Any]:
+    """Return the settings that belong to the config's own model, with the values that suit another one.
+
+    Tokens to add belong to the rows and stay. The proposed models have chat templates of their own.
+    """
+    defaults = ModelSection(name_or_path=model.name)
+    changes = {
+        f"model.{name}": getattr(defaults, name)
+        for name in ("revision", "chat_template", "chat_template_kwargs")
+        if getattr(config.model, name) != getattr(defaults, name)
+    }
+    modules = config.lora.target_modules
+    if isinstance(modules, list) and not all(
+        any(name == module or name.endswith(f".{module}") for name in model.linear_modules) for module in modules
+    ):
+        changes["lora.target_modules"] = "all-linear"
+    return changes

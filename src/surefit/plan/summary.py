@@ -174,7 +174,7 @@ def _disk_text(plan: Plan) -> str:
     unit = total[total.index(" ") :]
     parts = ", ".join(f"{term['term']} {bytes_text(term['bytes']).removesuffix(unit)}" for term in largest)
     free = plan["disk_free_bytes"]
-    free_text = f"{bytes_text(free)} free" if free is not None else "free: set hardware.disk"
+    free_text = f"{bytes_text(free)} free" if free is not None else "free space unknown: set hardware.disk"
     return f"{total} ({parts}); {free_text}"
 
 
@@ -198,7 +198,7 @@ def _scoring_text(answers: dict[str, Any] | None) -> str | None:
         return None
     needed = bytes_text(answers["bytes"])
     if answers.get("without_merged"):
-        return f"base and adapter in few bits; merged needs {needed}, more than the card has"
+        return f"base and adapter are scored, quantized as in training; not the merged model, which needs {needed}"
     if answers["fewer"]:
         return f"{answers['rows']} prompts may not fit ({needed}): set evaluate.batch_size: {answers['fewer']}"
     return f"may not fit, {needed} even for one prompt: see `surefit check`"

@@ -37,7 +37,9 @@ def advise_where_too_large(
     terms = memory_terms(resolved, model, hardware.compute_capability)
     if fullest_moment_bytes(terms) <= hardware.memory_bytes:
         return None
-    return find_advice(loaded, model, hardware, _longest(found) if found else None)
+    if found is None:
+        return find_advice(loaded, model, hardware)
+    return find_advice(loaded, model, hardware, _longest(found), counted=found.counted)
 
 
 def _longest(found: RunContext) -> int | None:
@@ -70,4 +72,6 @@ def advise_on_plan(run: CheckedRun, planner: Planner, *, simulate: bool) -> FitA
             return True
 
     longest = planner.lengths.longest if planner.lengths.known in ("all", "sample") else None
-    return find_advice(run.loaded, run.model, run.hardware, longest, confirm if simulate else None)
+    return find_advice(
+        run.loaded, run.model, run.hardware, longest, confirm if simulate else None, counted=run.gathered.counted
+    )

@@ -46,6 +46,7 @@ class RunContext:
         prepared: the manifest of `data.tokenized`.
         looked: whether large data sets were only sampled (`Rows.total` is the full number).
         sources: the rows that were read; every stage takes them from there.
+        counted: examples of `data.train`, None while not all rows are counted, and those of `data.mix` in one epoch.
     """
 
     loaded: LoadedConfig
@@ -61,6 +62,7 @@ class RunContext:
     prepared: ShardManifest | None = None
     looked: bool = False
     sources: RunSources = field(default_factory=RunSources)
+    counted: tuple[int | None, float] = (None, 0.0)
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,9 @@ def load_run_context(
                     with_auto_micro_batch(loaded), model, hardware, count, mixed_rows, needed, started, eval_batch_size
                 )
     return RunContext(
-        loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look, sources
-    )
+        loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look, sources,
+        counted=(count, mixed_rows),
+    )  # fmt: skip
 
 
 def _load_own_config(path: Path, overrides: Sequence[str]) -> LoadedConfig:

@@ -146,9 +146,12 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
     A misspelled name that falls back to a default gives an unintended run; in SureFit it is an error.
     """
     for problem in context.problems:
-        reported_elsewhere = isinstance(problem, (DataError, ModelError, MachineError))
-        # Resolving stops at a micro batch that does not divide; BAT001 reports the same and proposes one that does.
-        if not reported_elsewhere and problem.field != "train.per_device_train_batch_size":
+        # A micro batch that does not divide the batch stops the resolution; BAT001 reports it where both are numbers.
+        both_given = context.config is not None and isinstance(context.config.train.global_batch_size, int)
+        reported_elsewhere = isinstance(problem, (DataError, ModelError, MachineError)) or (
+            problem.code == "E2019" and both_given
+        )
+        if not reported_elsewhere:
             yield Finding.of(problem)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.config.by_rows import EPOCHS, MOST_EPOCHS, SHORT_RUN, choose_epochs, choose_global_batch_size
-from surefit.config.resolve import ResolvedConfig, count_due_steps, optimizer_steps, warmup_steps
+from surefit.config.resolve import ResolvedConfig, count_due_steps, epoch_rows, optimizer_steps, warmup_steps
 from surefit.config.schema import SureFitConfig
 from surefit.core.units import count_text, plural
 from surefit.facts.dataset import DatasetFacts
@@ -431,8 +431,8 @@ def few_steps(context: LintContext, setup: Setup, dataset: DatasetFacts) -> Iter
     total, rows = _total_steps(context, setup), dataset.epoch_rows
     if total is None or total >= SHORT_RUN or setup.max_steps is not None or not rows:
         return
-    held_out = round((dataset.divided or 0) * (context.config.data.share or 0)) if context.config else 0
-    rows = max(1, rows - held_out)
+    if context.config is not None and (divided := dataset.divided) is not None:
+        rows = max(1, epoch_rows(context.config, divided, rows - divided) or 0)
     batch = choose_global_batch_size(rows)
     epochs = choose_epochs(rows, batch)
     steps = optimizer_steps(rows, epochs, batch, None)
