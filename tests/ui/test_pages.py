@@ -62,9 +62,11 @@ def test_the_findings_are_those_of_surefit_check(server: Any, change: tuple[str,
         ("surefit/function-calling-train", ""),
         ("owner/name", "the dataset is not on this machine"),
         ("no.jsonl", "the dataset could not be read"),
+        ("owner/name}\nlora: {target_modules: [v_porj]", "the dataset is not on this machine"),
     ],
 )
 def test_what_was_not_checked_is_counted(server: Any, rows: str, skipped: str) -> None:
+    """An error elsewhere does not make rows unreadable that are only on another machine."""
     model = "model: {name_or_path: surefit/nano}"
     text = f"recipe: function_calling\n{model}\ndata: {{train: {rows}}}\noutput_dir: runs/x\n"
     answer = server.post("/api/check", {"name": "x.yaml", "text": text}).json
