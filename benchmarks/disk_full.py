@@ -57,7 +57,7 @@ class Watcher(threading.Thread):
         self.checkpoints, self.faults, self.looks, self.done = checkpoints, [], 0, threading.Event()
 
     def run(self) -> None:
-        from surefit.checkpoint.manager import find_checkpoint_damage, list_steps
+        from surefit.checkpoint.files import find_checkpoint_damage, list_steps
 
         while not self.done.is_set():
             for _, path in list_steps(self.checkpoints):

@@ -23,7 +23,7 @@ from surefit.config.schema import SureFitConfig
 from surefit.core.rundir import write_atomic
 from surefit.core.svg import document
 from surefit.core.units import GIB
-from surefit.facts.gpus import GPUS
+from surefit.facts.gpus import GPUS, SEEN_SHARE
 from surefit.lint.engine import all_rules
 
 ROOT = Path(__file__).parents[1]
@@ -155,6 +155,7 @@ def gpu_table() -> str:
 
 def gpus_page() -> str:
     """The catalogue of GPUs."""
+    estimated = ", ".join(f"`{name}`" for name, gpu in GPUS.items() if "estimated" in gpu.rates_source)
     return f"""# GPUs
 
 {len(GPUS)} models, by the name that `--gpu` takes; other spellings ("NVIDIA A100-SXM4-80GB") are understood.
@@ -167,10 +168,12 @@ What the commonest of them can train: [cards](cards.md).
   "Taken to be that of" another card in the source: a card of the same size and generation.
 - **Rates** are dense TFLOP/s with float32 accumulation, from the vendor's data sheet or white paper; figures given
   "with sparsity" are halved, and GeForce cards have half the rate that their box says; most of theirs are computed from
-  NVIDIA's core counts and clocks, by the white papers' ratios. fp32 is without tensor cores,
+  NVIDIA's core counts and clocks, by the white papers' ratios. Estimated, since no published table was found:
+  {estimated}. fp32 is without tensor cores,
   which is what PyTorch uses by default; TF32 is for `torch.set_float32_matmul_precision("high")`.
 - A dash: the card cannot, or no figure was found. The features are those of PyTorch's own kernels.
-- `--gpu 12GB` plans for a card of which only the memory is known: Ampere, of which PyTorch sees 97 %, and no speed.
+- `--gpu 12GB` plans for a card of which only the memory is known: Ampere, of which PyTorch sees {SEEN_SHARE:.0%}, and
+  no speed. That is the share of a T4; most cards show more, so name the card where you know it.
 - AMD's cards are here for arithmetic: SureFit is for NVIDIA's CUDA, and nothing has been run on ROCm.
 - The source of every figure stands beside it in `src/surefit/facts/gpus.py`.
 """

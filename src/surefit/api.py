@@ -184,7 +184,7 @@ def train(
     require_extra("train")
     from surefit.stages.training import train_run as train_run
 
-    run = load_checked_run(_target(target))
+    run = load_checked_run(_target(target), resume=resume)
     if (count := count_processes(run.resolved.config)) > 1:
         raise ConfigError(
             f"{count} processes, and this is one",

@@ -63,6 +63,21 @@ def test_a_torch_free_command_imports_nothing_heavy(arguments: list[str]) -> Non
     assert heavy_modules(done.stderr) == set()
 
 
+@pytest.mark.parametrize(
+    "arguments", ["runs show RUN", "runs diff RUN RUN", "push RUN owner/name", "serve-check --help"]
+)
+def test_a_look_at_a_run_imports_no_torch(tmp_path: Path, arguments: str) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints/step-1").mkdir(parents=True)
+    (run / "resolved.yaml").write_text(
+        "recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\noutput_dir: run\n"
+    )
+    (run / "export/hub").mkdir(parents=True)
+    command = [sys.executable, "-X", "importtime", "-m", "surefit", *arguments.replace("RUN", str(run)).split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "torch" not in heavy_modules(done.stderr), arguments
+
+
 def test_torch_would_be_noticed(tmp_path: Path) -> None:
     """The counter-example to the test above: `-X importtime` does list a heavy import made inside a function."""
     (tmp_path / "torch.py").touch()  # its name is what is looked for

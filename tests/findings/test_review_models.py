@@ -29,7 +29,8 @@ from surefit.evaluate.stats import aggregate_intervals, paired_aggregates, paire
 from surefit.facts.named_templates import TEMPLATE_DIR
 from surefit.merge.adapter_file import Update, read_adapter
 from surefit.merge.combine import AdapterCombination, _factors, combine_adapters
-from surefit.merge.export import _finish, read_export
+from surefit.merge.export import _finish
+from surefit.merge.export_manifest import read_export
 from surefit.merge.fold import fold_update, rounding_error
 from surefit.merge.serving import ServedAdapter, adapter_commands, card_commands, model_commands
 from surefit.merge.stream import find_misfits

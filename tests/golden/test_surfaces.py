@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import typer
@@ -22,6 +23,16 @@ from surefit.cli.app import app
 from surefit.facts.hardware import processor_name
 
 EXPECTED = Path(__file__).parent / "expected"
+
+
+class DiskUsage(NamedTuple):
+    """The result of `shutil.disk_usage`."""
+
+    total: int
+    used: int
+    free: int
+
+
 TOOLS = '[{"name": "ring", "description": "Call", "parameters": {"who": {"description": "Name", "type": "str"}}}]'
 CONFIG = """recipe: function_calling
 model: {name_or_path: surefit/nano}
@@ -123,6 +134,8 @@ def outputs(directory: Path) -> dict[str, str]:
         patch.chdir(directory)
         patch.setenv("SUREFIT_CACHE", str(directory / "cache"))
         patch.setenv("COLUMNS", "120")
+        # How much is free, and whether it changes while the run trains, is the machine's: the page draws it if it does.
+        patch.setattr("shutil.disk_usage", lambda path: DiskUsage(2**41, 2**40, 2**40))
         for name, command in COMMANDS.items():
             result = CliRunner().invoke(app, command.split())
             said[name] = f"$ surefit {command}\n{words(result.output, directory)}\nexit code {result.exit_code}"

@@ -27,6 +27,7 @@ import tiny_run
 import torch
 
 from surefit.checkpoint import manager
+from surefit.checkpoint.files import list_steps
 from surefit.checkpoint.snapshot import Snapshot, build_checkpoint_state
 from surefit.config.schema import TrainSection
 from surefit.core.errors import Interrupted, MachineError, SureFitError
@@ -56,7 +57,7 @@ def train(made: Any, world: World | None, stop_after: int | None = None, **callb
 
     engine = {"engine": build_engine(made.parallel, world)} if world else {}
     job = tiny_run.training(made, **({"on_progress": stop} | callbacks | engine))
-    resume = bool(manager.list_steps(Path(made.output_dir) / "checkpoints"))
+    resume = bool(list_steps(Path(made.output_dir) / "checkpoints"))
     try:
         job.fit(resume)
     except Interrupted:

@@ -16,7 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from surefit.checkpoint import manager
+from surefit.checkpoint.files import list_steps
 from surefit.config.schema import SureFitConfig
 from surefit.core.errors import GateError
 from surefit.core.rundir import RunDir, read_json
@@ -192,7 +192,7 @@ def test_old_rows_stay_bit_for_bit_and_libraries_answer_alone(tmp_path: Path, ti
 def test_a_checkpoint_is_the_adapter(tmp_path: Path) -> None:
     config = settings(tmp_path, tied=False)
     run = train(config)
-    _, path = manager.list_steps(run.checkpoints)[-1]
+    _, path = list_steps(run.checkpoints)[-1]
     at_step = CheckpointModel(config, tiny_run.CPU, run)
     assert at_step.become(path)
     saved = load_adapted(config.model, run.adapter, tiny_run.CPU)

@@ -18,10 +18,8 @@ sees an incomplete one. One process at a time writes to a run directory (core/lo
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
-import re
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -34,12 +32,24 @@ from safetensors.torch import load_file, save_file
 
 from surefit import __version__
 from surefit.checkpoint import shards
+from surefit.checkpoint.files import (
+    FORMAT,
+    IN_PARTS,
+    KINDS,
+    MANIFEST,
+    MANIFEST_BYTES,
+    OPTIMIZER,
+    TRAINER,
+    WEIGHTS,
+    file_names,
+    find_checkpoint_damage,
+    list_steps,
+)
 from surefit.core.errors import ModelError
 from surefit.core.reading import read_json_file
 from surefit.core.rundir import (
     directory_atomic,
     disk_errors,
-    file_sha256,
     machine_errors,
     put_in_place,
     read_json,
@@ -48,16 +58,12 @@ from surefit.core.rundir import (
 )
 from surefit.core.units import KIB
 
-WEIGHTS, OPTIMIZER, TRAINER, MANIFEST = "weights.safetensors", "optimizer.safetensors", "trainer.json", "manifest.json"
-FORMAT, IN_PARTS = 1, 2
-"""Formats of the manifest; the second is a checkpoint in parts, which versions that do not know it skip."""
 ENTRY = 100
 """Bytes of a tensor's entry in a safetensors header besides its name, rounded up."""
 OTHER_FILES = 16 * KIB
 """Bytes of trainer.json, manifest.json, two headers' beginnings and the slack of four files' last blocks, rounded
 up.
 """
-_NAME = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -154,9 +160,6 @@ def commit_sharded_checkpoint(temporary: Path, step: int, state: CheckpointState
     return path
 
 
-MANIFEST_BYTES = 64 * 1024**2
-
-
 def load_checkpoint(path: Path) -> CheckpointState:
     """Read a checkpoint that `latest_complete` found, onto the CPU. In a checkpoint in parts, a tensor is put together
     when it is accessed.
@@ -167,9 +170,7 @@ def load_checkpoint(path: Path) -> CheckpointState:
     if not any(path.glob("weights-*-of-*.safetensors")):
         return CheckpointState(load_file(path / WEIGHTS), load_file(path / OPTIMIZER), read_json(path / TRAINER))
     of = read_json_file(path / MANIFEST, MANIFEST_BYTES)["parts"]
-    weights, optimizer = (
-        shards.MergedShards([path / name for name in shards.file_names(kind, of)]) for kind in shards.KINDS
-    )
+    weights, optimizer = (shards.MergedShards([path / name for name in file_names(kind, of)]) for kind in KINDS)
     return CheckpointState(weights, optimizer, read_json(path / TRAINER))
 
 
@@ -182,65 +183,6 @@ def latest_complete(directory: Path) -> LatestCheckpoint:
             return LatestCheckpoint(path, step, skipped)
         skipped.append((path, fault))
     return LatestCheckpoint(skipped=skipped)
-
-
-def list_steps(directory: Path) -> list[tuple[int, Path]]:
-    """Return (step, directory) of everything named like a checkpoint, complete or not, the oldest first."""
-    if not directory.is_dir():
-        return []
-    matches = ((match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name)))
-    return sorted((int(match[1]), path) for match, path in matches)
-
-
-def find_checkpoint_damage(path: Path, hashes: bool) -> str | None:
-    """Describe what is wrong with a checkpoint; None where it is complete.
-
-    Args:
-        path: the checkpoint's directory.
-        hashes: also read every file and compare its hash; otherwise names and sizes only.
-    """
-    try:
-        manifest = read_json_file(path / MANIFEST, MANIFEST_BYTES)
-        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-        required_files = _required(manifest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return f"{MANIFEST} is missing or unreadable"
-    if required_files is None or not required_files <= files.keys():
-        return f"{MANIFEST} was not written by this version of SureFit"
-    for name, (size, sha256) in files.items():
-        file = path / name
-        if Path(name).name != name or not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes, but the manifest says {size}"
-        if hashes and file_sha256(file) != sha256:
-            return f"the content of {name} has changed since it was written"
-    return None
-
-
-def _required(manifest: Mapping[str, Any]) -> set[str] | None:
-    """Return the files that a checkpoint must have; None where its format is unknown."""
-    if manifest["format"] == FORMAT:
-        return {WEIGHTS, OPTIMIZER, TRAINER}
-    if manifest["format"] == IN_PARTS:
-        return {TRAINER}.union(*(shards.file_names(kind, manifest["parts"]) for kind in shards.KINDS))
-    return None
-
-
-def checkpoint_weights_sha256(path: Path) -> str | None:
-    """Return an identifier of a checkpoint's weights: the sha256 of their file from the manifest, or the sha256 of the
-    `sha256sum` lines of their files; None where the checkpoint is missing or damaged.
-    """
-    try:
-        manifest = read_json_file(path / MANIFEST, MANIFEST_BYTES)
-        files = manifest["files"]
-        if manifest["format"] == FORMAT:
-            digest: str = files[WEIGHTS]["sha256"]
-            return digest
-        lines = [f"{files[name]['sha256']}  {name}\n" for name in shards.file_names("weights", manifest["parts"])]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def delete_old_checkpoints(

@@ -25,11 +25,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from surefit.checkpoint.files import KINDS, file_names
 from surefit.core.errors import MachineError, ModelError
 from surefit.core.rundir import file_sha256, fsync_file, read_json, write_json
 from surefit.parallel.shard_ranges import FlatRange, ShardedTensors
 
-KINDS = ("weights", "optimizer")
 RANGES = "ranges"
 """Key of the metadata: {name: [offset, *whole shape]} as JSON."""
 
@@ -47,11 +47,6 @@ class CheckpointShard:
     number: int
     of: int
     ranges: Mapping[str, tuple[int, tuple[int, ...]]]
-
-
-def file_names(kind: str, of: int) -> list[str]:
-    """Return the file names of one of `KINDS`, by process number."""
-    return [f"{kind}-{number:05}-of-{of:05}.safetensors" for number in range(1, of + 1)]
 
 
 def build_checkpoint_shard(

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from surefit.checkpoint.manager import list_steps
+from surefit.checkpoint.files import list_steps
 from surefit.cli.render import Output
 from surefit.config.inputs import input_files, row_files
 from surefit.core.errors import EXIT_OK, ConfigError, DataError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +14,7 @@ from surefit.cli.findings import UNREAD, say_report
 from surefit.cli.options import AnyConfigFile, Json, Overrides, repeat_option
 from surefit.cli.render import Output
 from surefit.core.errors import ConfigError, DataError, SureFitError
-from surefit.core.units import plural, shell_quote
+from surefit.core.units import plural
 from surefit.data.rows.sampling import sample_rows
 from surefit.lint.skipped import DATA_FACTS, Why
 from surefit.stages.eval_prompts import list_eval_sources
@@ -55,7 +56,7 @@ def check(
                 unusable = [name for name, value in (("--set", overrides), ("--fix", fix), ("--show", show)) if value]
                 return check_other_tool_config(out, config, rules, output_format, unusable)
             run_context, report = _check(out, config, overrides or (), rules, fix, dry_run)
-            code = _say_check(out, run_context, report, show, output_format)
+            code = _say_check(out, run_context, report, show, output_format, overrides or ())
             say_next_after_check(out, report, config, overrides or ())
             return code
         except SureFitError as error:
@@ -115,7 +116,14 @@ def check_and_show(out: Output, context: RunContext) -> int:
     return _say_check(out, context, run_check(context))
 
 
-def _say_check(out: Output, context: RunContext, report: dict[str, Any], show: int = 0, style: str = "text") -> int:
+def _say_check(
+    out: Output,
+    context: RunContext,
+    report: dict[str, Any],
+    show: int = 0,
+    style: str = "text",
+    overrides: Sequence[str] = (),
+) -> int:
     if show:
         _show_examples(out, context, show)
     notes = [*context.adopted.lines(), *_not_looked_at(context, report)]
@@ -123,7 +131,7 @@ def _say_check(out: Output, context: RunContext, report: dict[str, Any], show: i
     if fixable:
         notes.append(
             f"{plural(fixable, 'finding')} with one right answer: "
-            f"`surefit check {shell_quote(context.loaded.path)} --fix`"
+            f"`surefit {shlex.join(['check', str(context.loaded.path), *repeat_option('--set', overrides), '--fix'])}`"
         )
     return say_report(out, report, context.loaded.path, notes, style, why_facts_are_missing(context, report))
 
@@ -132,7 +140,8 @@ def why_facts_are_missing(context: RunContext, report: dict[str, Any]) -> dict[s
     """Return, by fact, why the check does not know it; a fact that is left out is on another machine."""
     from surefit.data.read.sources import is_local
 
-    errors = [finding["field"] or "" for finding in report["findings"] if finding["severity"] == "error"]
+    # The errors of reading; a rule's own finding needs the facts that it is about.
+    errors = [finding["field"] or "" for finding in report["findings"] if finding["error"] is not None]
     reasons: dict[str, Why] = {}
     if is_local(context.loaded.config.data.train) or context.prepared:
         # An unknown recipe or GPU leaves rows unread that are here and in order.
@@ -140,7 +149,7 @@ def why_facts_are_missing(context: RunContext, report: dict[str, Any]) -> dict[s
             isinstance(problem, DataError) for problem in context.problems
         )
         reasons |= dict.fromkeys(DATA_FACTS, "unreadable" if unreadable else "unread")
-    if context.model is None or any(field.startswith("model.") for field in errors):
+    if any(field.startswith("model.") for field in errors):
         reasons |= {"ModelFacts": "unreadable", "TokenizerFacts": "unreadable"}
     if context.hardware is None:
         reasons["HardwareFacts"] = "unreadable"

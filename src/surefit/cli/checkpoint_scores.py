@@ -41,7 +41,7 @@ def score_all_checkpoints(out: Output, run: CheckedRun, *, dry_run: bool = False
 
 
 def _dry_run(out: Output, run: CheckedRun) -> int:
-    from surefit.checkpoint.manager import list_steps
+    from surefit.checkpoint.files import list_steps
 
     checkpoints = [path.name for _, path in list_steps(run.run.checkpoints)]
     scored = [name for name in checkpoints if (run.run.eval / "eval" / f"{name}.json").exists()]

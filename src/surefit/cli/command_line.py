@@ -145,7 +145,9 @@ def _no_such_option(option: str, args: list[str], ctx: Any) -> ConfigError:
         command = f"surefit {shell_quote(ctx.command.name)} {shell_quote(value or 'run.yaml')}"
         return ConfigError(message, code="E1702", help=f"the config comes without it: {command}")
     if written == "":
-        return ConfigError(message, code="E1703", help="only `surefit plan` has it; RUN/log.txt has what a command printed, with times")
+        return ConfigError(
+            message, code="E1703", help="only `surefit plan` has it; RUN/log.txt has what a command printed, with times"
+        )
     if written in options:
         return ConfigError(f"{message}; did you mean '{written}'?", code="E1704", help=_all_options(ctx))
     close = did_you_mean(option, options)
@@ -222,7 +224,7 @@ def _usage_problem(error: Any) -> ConfigError:
         help_text = f"for example: {ctx.command_path} {example}" if example else usage
         return ConfigError(f"{shown} is missing{about}", code="E1708", help=help_text)
     if extra := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.+)\)", message):
-        help_text = f"{usage}; quote a name with spaces, and give several configs one after the other"
+        help_text = f"{usage}; quote a name that has spaces, and run the command once for each of several configs"
         return ConfigError(f"{extra[1]}: one argument too many", code="E1709", help=help_text)
     if parameter is not None and parameter.param_type_name == "option":
         shown = parameter.opts[-1]

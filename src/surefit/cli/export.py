@@ -41,7 +41,8 @@ def export(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be made; write nothing.")] = False,
 ) -> int:
     """Write the certified model for others: model card, certificate, and the weights as they are or in fewer bits."""
-    from surefit.merge.export import ADAPTER, HUB, load_certified_model, require_export_directory
+    from surefit.merge.export import load_certified_model, require_export_directory
+    from surefit.merge.export_manifest import ADAPTER, HUB
     from surefit.stages.evaluating import require_held_out
     from surefit.stages.events import record_stage
     from surefit.stages.run_context import find_run_directory, load_checked_run
@@ -90,7 +91,8 @@ def _conversion(
 
 
 def _dry_run(out: Output, source: CertifiedModel, conversion: Conversion | None, output: Path, format: str) -> int:
-    from surefit.merge.export import ADAPTER, list_adapter_files, list_model_files
+    from surefit.merge.export import list_adapter_files, list_model_files
+    from surefit.merge.export_manifest import ADAPTER
     from surefit.merge.quantised import require_convertible
 
     if conversion is not None:
@@ -107,7 +109,8 @@ def _dry_run(out: Output, source: CertifiedModel, conversion: Conversion | None,
 
 
 def _export_as_it_is(run: CheckedRun, source: CertifiedModel, output: Path, format: str) -> dict[str, Any]:
-    from surefit.merge.export import ADAPTER, export_adapter, export_hub
+    from surefit.merge.export import export_adapter, export_hub
+    from surefit.merge.export_manifest import ADAPTER
     from surefit.report.model_card import render_model_card
 
     about = _about(run, format)
@@ -142,7 +145,7 @@ def _convert(
 
 
 def _say_measured(out: Output, conversion: Conversion, output: Path, scored: Mapping[str, Any]) -> None:
-    from surefit.merge.export import CERTIFICATE
+    from surefit.merge.export_manifest import CERTIFICATE
 
     certificate = read_json(output / CERTIFICATE)
     bounds = {c["name"]: f"{c['comparison']} {c['threshold']:.4g}" for c in certificate["checks"]}

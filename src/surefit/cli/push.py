@@ -25,7 +25,7 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the files and sizes; send nothing.")] = False,
 ) -> int:
     """Upload an export to the hub: private by default, and nothing but what the export lists."""
-    from surefit.merge.export import HUB, MANIFEST
+    from surefit.merge.export_manifest import HUB, MANIFEST
     from surefit.merge.push import prepare_push, push_to_hub
 
     directory = target if (target / MANIFEST).is_file() else RunDir(target).exports / HUB

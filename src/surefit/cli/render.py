@@ -144,7 +144,11 @@ class Output(ProgressListener):
         text = _sanitize_text(text)
         self.log.say(text)
         if self.err.is_terminal:
-            text = "\n".join(textwrap.wrap(text, self.err.width, subsequent_indent="  ", break_on_hyphens=False))
+            text = "\n".join(
+                textwrap.wrap(
+                    text, self.err.width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+                )
+            )
         self.err.print(Text(text, style="dim"))
 
     def note_of_rank(self, text: str) -> None:

@@ -39,7 +39,7 @@ def run(
 
     require_extra("train")
     changes = with_process_count(config, overrides, gpus)
-    prepared = dataclasses.replace(load_checked_run(config, changes), verb="run")
+    prepared = dataclasses.replace(load_checked_run(config, changes, resume=resume), verb="run")
     if local_process_count(prepared) == 1:
         return run_all_stages(out, prepared, resume=resume, overwrite=overwrite, adapt=adapt)
 

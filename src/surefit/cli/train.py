@@ -43,7 +43,7 @@ def train(
     changes = with_process_count(config, overrides, gpus)
     if env.distributed_env()[1] > 1:
         return _train_as_rank(out, config, changes, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
-    run = load_checked_run(config, changes)
+    run = load_checked_run(config, changes, resume=resume)
     if local_process_count(run) == 1:
         code = train_and_show(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
         _say_next(out, run, config, changes, dry_run)
@@ -181,7 +181,9 @@ def _train_as_rank(
         _require_own_launcher()
     world = World.current()
     with connect_processes(world, target, overrides):
-        run_of_rank0 = _with_launcher_changes(load_checked_run(target, overrides), world) if world.is_first else None
+        run_of_rank0 = None
+        if world.is_first:
+            run_of_rank0 = _with_launcher_changes(load_checked_run(target, overrides, resume=resume), world)
         run = broadcast_run(run_of_rank0, world)
         if not env.launched_here():
             out.note(describe_batches(run))

@@ -45,6 +45,7 @@ class LoadedConfig:
         lines: dotted key → 1-based line, for the keys in the file.
         overridden: the dotted keys set on the command line.
         adopted: dotted key → its position in another tool's file that the config names (importers/adopt.py).
+        recorded: dotted key → the reason of a value that the run decided at its start, where it is resumed.
     """
 
     config: SureFitConfig
@@ -52,6 +53,7 @@ class LoadedConfig:
     lines: dict[str, int]
     overridden: frozenset[str]
     adopted: Mapping[str, str] = field(default_factory=dict)
+    recorded: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Loader(yaml.SafeLoader):
@@ -123,7 +125,9 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
     try:
         config = SureFitConfig.model_validate(with_new_names(tree) if problems else tree)
     except ValidationError as error:
-        problems += _list_known_keys_once([_problem(item, path, lines, overridden, text) for item in _merge_unions(error)])
+        problems += _list_known_keys_once(
+            [_problem(item, path, lines, overridden, text) for item in _merge_unions(error)]
+        )
     if problems or config is None:
         first, *others = problems
         raise ConfigError(
@@ -250,9 +254,8 @@ def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | Non
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
-        problem = " ".join(str(part) for part in (error.problem, error.context) if part)
         raise ConfigError(
-            f"not valid YAML: {problem}", code="E2012", path=path, line=line, help=_yaml_help(text, line)
+            f"not valid YAML: {_yaml_problem(error)}", code="E2012", path=path, line=line, help=_yaml_help(text, line)
         ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"not valid YAML: {error}".replace("\n", " "), code="E2013", path=path) from None
@@ -261,6 +264,15 @@ def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | Non
         raise
     except RecursionError:  # an anchor that contains itself
         raise ConfigError("nested too deeply to be a config", code="E2014", path=path) from None
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+    """Return what the parser did not understand; in braces or brackets, with the line on which they begin."""
+    context, mark = error.context, error.context_mark
+    if mark is not None and context in ("while parsing a flow mapping", "while parsing a flow sequence"):
+        opening = "{" if "mapping" in context else "["
+        context = f"after the {opening} of line {mark.line + 1}"
+    return " ".join(str(part) for part in (error.problem, context) if part)
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
@@ -425,9 +437,7 @@ def _options(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _problem(
-    item: dict[str, Any], path: Path, lines: dict[str, int], overridden: set[str], text: str
-) -> ConfigError:
+def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden: set[str], text: str) -> ConfigError:
     """Convert a pydantic error to a ConfigError in the user's terms."""
     dotted: str = item["dotted"]
     line = text.splitlines()[lines[dotted] - 1] if dotted in lines else "{"  # --set's mappings are in braces
@@ -439,6 +449,9 @@ def _problem(
     while nearest and nearest not in lines:
         nearest = nearest.rpartition(".")[0]
     if is_overridden(dotted, overridden) or any(key.startswith(f"{dotted}.") for key in overridden):
+        if item["type"] == "extra_forbidden" and help_text is None and (section := find_section(dotted)):
+            value = item["input"] if isinstance(item["input"], str) else json.dumps(item["input"])
+            help_text = f"write {OVERRIDE} {shell_quote(f'{section}.{dotted}={value}')}"
         return ConfigError(message, code="E2017", path=OVERRIDE, field=dotted, help=help_text)
     return ConfigError(message, code="E2018", path=path, line=lines.get(nearest), field=dotted, help=help_text)
 

@@ -431,6 +431,8 @@ def _decide_eval_batch(hardware: HardwareLike) -> tuple[int, str]:
 def _origin(dotted: str, loaded: LoadedConfig) -> ValueOrigin:
     if dotted in loaded.adopted:
         return ValueOrigin("file", loaded.adopted[dotted])
+    if dotted in loaded.recorded:
+        return ValueOrigin("auto", loaded.recorded[dotted])
     if is_overridden(dotted, loaded.overridden):
         return ValueOrigin(OVERRIDE)
     key = dotted

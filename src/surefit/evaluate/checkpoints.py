@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from surefit.checkpoint import manager
+from surefit.checkpoint.files import find_checkpoint_damage, list_steps
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import SureFitConfig
 from surefit.core.errors import ConfigError
@@ -107,7 +107,7 @@ def score_checkpoints(
 
 def _rows(config: SureFitConfig, recipe: TaskRecipe, run: RunDir, held_out: Examples) -> EvalRows:
     require_evaluation_settings(config.evaluate, recipe)
-    if not manager.list_steps(run.checkpoints) and not any((run.eval / SET).glob("step-*.json")):
+    if not list_steps(run.checkpoints) and not any((run.eval / SET).glob("step-*.json")):
         raise ConfigError(
             "this run has no checkpoint yet",
             code="E7008",
@@ -145,7 +145,7 @@ class _Queue:
                 continue
             if self._is_scored(path):
                 self._done += 1
-            elif fault := manager.find_checkpoint_damage(path, hashes=True):
+            elif fault := find_checkpoint_damage(path, hashes=True):
                 self.passed_over.append(f"{path.name}: {fault if path.is_dir() else GONE}")
             else:
                 remaining = sum(1 for _ in self._unseen())
@@ -154,7 +154,7 @@ class _Queue:
         return None
 
     def _unseen(self) -> Iterator[Path]:
-        checkpoints = manager.list_steps(self.files.run.checkpoints)
+        checkpoints = list_steps(self.files.run.checkpoints)
         return (path for _, path in checkpoints if path.name not in self._seen)
 
     def _is_scored(self, path: Path) -> bool:

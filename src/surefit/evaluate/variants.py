@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.checkpoint import manager
-from surefit.checkpoint.manager import checkpoint_weights_sha256
+from surefit.checkpoint.files import checkpoint_weights_sha256, find_checkpoint_damage, list_steps
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import SureFitConfig
 from surefit.core.env import redact
@@ -80,7 +80,7 @@ def checkpoint_sort_key(variant: str) -> int:
 
 
 def _require_checkpoint(run: RunDir, variant: str) -> None:
-    checkpoints = [path.name for _, path in manager.list_steps(run.checkpoints)]
+    checkpoints = [path.name for _, path in list_steps(run.checkpoints)]
     if variant not in checkpoints:
         raise ConfigError(
             f"this run has no checkpoint {variant}{did_you_mean(variant, checkpoints)}",
@@ -90,7 +90,7 @@ def _require_checkpoint(run: RunDir, variant: str) -> None:
             if checkpoints
             else "`surefit train` writes checkpoints; checkpoint.save_total_limit sets how many are kept",
         )
-    if fault := manager.find_checkpoint_damage(run.checkpoints / variant, hashes=True):
+    if fault := find_checkpoint_damage(run.checkpoints / variant, hashes=True):
         raise ConfigError(f"the checkpoint {variant} cannot be scored: {fault}",
         code="E7046", path=run.checkpoints / variant,
                           help="choose another checkpoint")  # fmt: skip

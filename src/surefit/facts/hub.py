@@ -53,7 +53,9 @@ def fetch(name: str, revision: str | None, known: Sequence[str] = (), patience: 
         MachineError: the hub cannot be reached, or the user works offline.
     """
     if env.offline():
-        raise MachineError(f"{name} is not on this machine, and offline mode is on", code="E2069", help=_OFFLINE_HELP)
+        raise MachineError(
+            f"{name} is not on this machine, and offline mode is on", code="E2069", help=_OFFLINE_HELP.format(name)
+        )
     import huggingface_hub  # noqa: F401  (slow to import, which is not the hub's fault)
 
     heard = Event()
@@ -82,7 +84,7 @@ def _within(patience: float, heard: Event, name: str, look: Callable[[], HubMode
         raise MachineError(
             f"the Hugging Face hub did not answer about {name} within {patience:g} s",
             code="E2070",
-            help=f"check the network, or set HF_HUB_OFFLINE=1; {_DOWNLOAD_HELP}",
+            help=f"check the network, or set HF_HUB_OFFLINE=1; {_DOWNLOAD_HELP.format(name)}",
         )
     if isinstance(answer, BaseException):
         raise answer
@@ -120,8 +122,8 @@ def _fetched(name: str, revision: str | None, known: Sequence[str], heard: Event
         )
 
 
-_DOWNLOAD_HELP = "a downloaded model (`hf download NAME`) is read without the hub"
-_OFFLINE_HELP = "download the model first (`hf download NAME`), or unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
+_DOWNLOAD_HELP = "a downloaded model (`hf download {}`) is read without the hub"
+_OFFLINE_HELP = "download the model first (`hf download {}`), or unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
 
 
 def _headers(api: Any, name: str, revision: str | None) -> dict[str, TensorHeader]:
@@ -180,7 +182,7 @@ def hub_errors(name: str, revision: str | None, known: Sequence[str]) -> Iterato
         raise MachineError(
             f"the Hugging Face hub cannot be reached for {name}: {env.first_line(error, 160)}",
             code="E2077",
-            help=f"check the network; {_OFFLINE_HELP}",
+            help=f"check the network; {_OFFLINE_HELP.format(name)}",
         ) from None
     except ValueError:
         raise ModelError(

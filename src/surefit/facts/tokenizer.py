@@ -28,6 +28,7 @@ from surefit.facts.validate_model_files import read_json_object, require_sound_s
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TOOLS = re.compile(r"\btools\b")
 _ANSWER = "surefit"
+GENERATION_CONFIG = "generation_config.json"
 
 
 @dataclass(frozen=True)
@@ -391,7 +392,7 @@ def _added_ids(added: Any) -> dict[str, int]:
 
 
 def _stop_ids(path: Path) -> tuple[int, ...]:
-    for name in ("generation_config.json", "config.json"):
+    for name in (GENERATION_CONFIG, "config.json"):
         stated = _optional(path / name).get("eos_token_id")
         ids = stated if isinstance(stated, list) else [stated]
         if stop_ids := tuple(number for number in ids if isinstance(number, int)):

@@ -11,13 +11,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.core.rundir import disk_errors, read_json, write_json
+from surefit.facts.tokenizer import GENERATION_CONFIG
 from surefit.generate.engine import stop_token_ids
 from surefit.model.compat import without_deepspeed
 from surefit.model.load import PROCESSOR
 from surefit.model.multimodal_wrapper import MultimodalWrapper, multimodal_config
 from surefit.model.remote_code import remote_code_files
-
-GENERATION_CONFIG = "generation_config.json"
 
 
 def save_model(

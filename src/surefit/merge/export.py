@@ -18,7 +18,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from surefit import __version__
-from surefit.core.errors import ConfigError, DataError, GateError, ModelError
+from surefit.core.errors import ConfigError, DataError, GateError
 from surefit.core.output import directory_with, output_file
 from surefit.core.rundir import (
     RunDir,
@@ -32,8 +32,9 @@ from surefit.core.rundir import (
 from surefit.core.sampling import evenly_spaced
 from surefit.core.units import without_paths
 from surefit.facts.lora_settings import PREFIX
-from surefit.generate.save import GENERATION_CONFIG
+from surefit.facts.tokenizer import GENERATION_CONFIG
 from surefit.merge.adapter_file import read_adapter
+from surefit.merge.export_manifest import ADAPTER, CARD, CERTIFICATE, HUB, MANIFEST
 from surefit.merge.merge import PROMPTS
 from surefit.merge.quantised import Conversion, convert_model, measure_conversion, require_convertible
 from surefit.model.identity import base_identity, named_tensors_sha256
@@ -41,8 +42,6 @@ from surefit.model.load import PROCESSOR
 from surefit.model.multimodal_wrapper import renaming_to_multimodal
 from surefit.model.remote_code import remote_code_files
 
-HUB, ADAPTER = "hub", "adapter"
-MANIFEST, CARD, CERTIFICATE = "export.json", "README.md", "certificate.json"
 WEIGHTS = ("*.safetensors", "model.safetensors.index.json", "*.gguf")
 TOKENIZER_AND_CONFIG_FILES = (
     "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json",
@@ -307,31 +306,3 @@ def redact_certificate(certificate: Mapping[str, Any]) -> dict[str, Any]:
 
     cleaned: dict[str, Any] = clean(dict(certificate))
     return cleaned
-
-
-def read_export(directory: Path) -> dict[str, Any]:
-    """Read export.json of a directory, and check that every file matches it.
-
-    Raises:
-        ModelError: the directory is no export, or a file is missing or was changed.
-    """
-    if not (directory / MANIFEST).is_file():
-        raise ModelError(
-            f"this is not an export: there is no {MANIFEST}", code="E6014", path=directory, help="`surefit export RUN`"
-        )
-    manifest: dict[str, Any] = read_json(directory / MANIFEST)
-    for name, entry in manifest["files"].items():
-        file = directory / name
-        inside = not Path(name).is_absolute() and file.resolve() == directory.resolve() / name  # no link, no ".."
-        if not inside or not file.is_file():
-            raise ModelError(
-                f"{name} is listed in {MANIFEST} but is not a file here",
-                code="E6015",
-                path=directory,
-                help="export it again",
-            )
-        if file.stat().st_size != entry["bytes"] or file_sha256(file) != entry["sha256"]:
-            raise ModelError(
-                f"{name} has changed since the export", code="E6016", path=directory, help="export it again"
-            )
-    return manifest

@@ -15,7 +15,7 @@ from surefit.core.env import first_line, hub_token, offline, redact
 from surefit.core.errors import ConfigError, GateError, MachineError
 from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import read_json
-from surefit.merge.export import CERTIFICATE, MANIFEST, read_export
+from surefit.merge.export_manifest import CERTIFICATE, MANIFEST, read_export
 
 SECRETS_IN = (".json", ".md", ".jinja", ".txt", ".py")
 """Suffixes of the files that are searched for secrets before the upload."""

@@ -19,8 +19,8 @@ from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir, read_json
 from surefit.facts.lora_settings import is_off
 from surefit.facts.named_templates import DEFAULT, TOOL_USE, template_files, templates_in
-from surefit.generate.save import GENERATION_CONFIG
-from surefit.merge.export import MANIFEST
+from surefit.facts.tokenizer import GENERATION_CONFIG
+from surefit.merge.export_manifest import MANIFEST
 from surefit.model.tokenizer import model_path
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -19,7 +19,7 @@ from surefit.stages.eval_prompts import (
     rows_to_split,
     tasks_without_rows,
 )
-from surefit.stages.run_context import RunContext, count_training_rows
+from surefit.stages.run_context import RunContext, count_training_rows, point_at_config
 
 if TYPE_CHECKING:
     from surefit.config.load import LoadedConfig
@@ -78,6 +78,8 @@ def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[st
         shared=shared,
         sources=found.sources,
     )
+    for error in (*mix_errors, *eval_errors):
+        point_at_config(error, loaded)
     if tokenizer_errors:  # a chat template that cannot be used is reported already
         mix_errors, eval_errors = (
             [error for error in errors if error.code != "E4352"] for errors in (mix_errors, eval_errors)

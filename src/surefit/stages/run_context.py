@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from surefit.config.by_rows import needs_row_count
-from surefit.config.load import LoadedConfig, load_config
+from surefit.config.load import OVERRIDE, LoadedConfig, is_overridden, load_config
 from surefit.config.resolve import ResolvedConfig, resolve_config
 from surefit.config.world import LaunchedProcesses
 from surefit.core import env
@@ -100,6 +100,7 @@ def load_run_context(
     training: bool = True,
     patience: float | None = None,
     look: bool = False,
+    resume: bool = False,
 ) -> RunContext:
     """Read a config file, or the resolved config of a run directory, and collect the facts of everything it names.
 
@@ -108,6 +109,7 @@ def load_run_context(
         training: whether the launched processes train together; otherwise they do not determine the run's devices.
         patience: seconds to wait for the hub's first response about a model that is not on this machine.
         look: read only a sample of large data sets, which needs less than a second.
+        resume: take what an existing run decided at its start from its resolved.yaml.
 
     Raises:
         ConfigError: the config itself is not valid; every other problem is returned.
@@ -121,20 +123,25 @@ def load_run_context(
     from surefit.facts.hardware import hardware_facts
     from surefit.importers.adopt import apply_launcher_files
     from surefit.plan.memory_interval import closed_form_upper_bound
+    from surefit.stages.recorded import with_recorded_decisions
 
     adopted = apply_launcher_files(
         target if isinstance(target, LoadedConfig) else _load_own_config(find_config_file(target), overrides or ())
     )
-    loaded = adopted.loaded
+    loaded, started = adopted.loaded, _read_started_processes() if training else None
+    run = RunDir(target if isinstance(target, Path) and target.is_dir() else Path(loaded.config.output_dir))
+    if resume:
+        loaded = with_recorded_decisions(loaded, run, started)
     config = loaded.config
-    run = RunDir(target if isinstance(target, Path) and target.is_dir() else Path(config.output_dir))
     problems: list[SureFitError] = []
     sources = RunSources()
 
-    def attempt(look: Callable[[], T]) -> T | None:
+    def attempt(look: Callable[[], T], key: str | None = None) -> T | None:
         try:
             return look()
         except SureFitError as error:
+            if key is not None:
+                error.about(key)
             problems.append(error)
             return None
 
@@ -148,7 +155,9 @@ def load_run_context(
         shards = attempt(partial(open_prepared_data, config, recipe))
     reads_rows = config.data.tokenized is None
     rows = (
-        attempt(partial(_training_rows, config, look, sources)) if reads_rows and is_local(config.data.train) else None
+        attempt(partial(_training_rows, config, look, sources), "data.train")
+        if reads_rows and is_local(config.data.train)
+        else None
     )
     if reads_rows:
         problems += _unreadable_urls(config)
@@ -164,7 +173,6 @@ def load_run_context(
     resolved = None
     if model and hardware:
         needed, eval_batch_size = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
-        started = _read_started_processes() if training else None
         resolved = attempt(
             lambda: resolve_config(loaded, model, hardware, count, mixed_rows, needed, started, eval_batch_size)
         )
@@ -173,10 +181,25 @@ def load_run_context(
                 resolved = resolve_config(
                     with_auto_micro_batch(loaded), model, hardware, count, mixed_rows, needed, started, eval_batch_size
                 )
+    for problem in problems:
+        point_at_config(problem, loaded)
     return RunContext(
         loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look, sources,
         counted=(count, mixed_rows),
     )  # fmt: skip
+
+
+def point_at_config(error: SureFitError, loaded: LoadedConfig) -> None:
+    """Move an error about a file that does not exist to the line of the config that names it, where it can be mended;
+    the message then names the file."""
+    field, path = error.field or "", error.path
+    if path is None or error.line is not None or "://" in path or Path(path).exists():
+        return
+    overridden = is_overridden(field, loaded.overridden)
+    if not overridden and field not in loaded.lines:
+        return
+    error.message = f"{path}: {error.message}"
+    error.path, error.line = (OVERRIDE, None) if overridden else (str(loaded.path), loaded.lines[field])
 
 
 def _load_own_config(path: Path, overrides: Sequence[str]) -> LoadedConfig:
@@ -227,9 +250,7 @@ def _uncounted_rows(loaded: LoadedConfig) -> ConfigError:
     )
 
 
-def _configured_model(
-    section: ModelSection, patience: float | None, attempt: Callable[[Callable[[], Any]], Any]
-) -> ModelFacts | None:
+def _configured_model(section: ModelSection, patience: float | None, attempt: Callable[..., Any]) -> ModelFacts | None:
     """Read the model's facts, then replace its chat template and add the config's new tokens."""
     from surefit.facts.chat_template import load_chat_templates
     from surefit.facts.model import model_facts
@@ -237,7 +258,9 @@ def _configured_model(
     from surefit.facts.tokenizer import facts_of_tokenizer
     from surefit.facts.vocabulary import with_new_tokens
 
-    model: ModelFacts | None = attempt(lambda: model_facts(section.name_or_path, section.revision, patience))
+    model: ModelFacts | None = attempt(
+        lambda: model_facts(section.name_or_path, section.revision, patience), "model.name_or_path"
+    )
     if model is None:
         return None
     if (template_setting := section.chat_template) is not None:
@@ -345,14 +368,17 @@ def examples_per_row(
 
 
 def load_checked_run(
-    target: Path | LoadedConfig, overrides: Sequence[str] | None = None, *, training: bool = True
+    target: Path | LoadedConfig, overrides: Sequence[str] | None = None, *, training: bool = True, resume: bool = False
 ) -> CheckedRun:
     """Load the run context, and raise if it has problems.
+
+    Args:
+        training, resume: as `load_run_context` takes them.
 
     Raises:
         SureFitError: the first problem; the others are in `also`.
     """
-    context = load_run_context(target, overrides, training=training)
+    context = load_run_context(target, overrides, training=training, resume=resume)
     if context.problems:
         first, *others = context.problems
         first.also = (*first.also, *others)

@@ -20,6 +20,7 @@ import torch
 
 from surefit.checkpoint import best, manager
 from surefit.checkpoint.disk_guard import DiskGuard
+from surefit.checkpoint.files import find_checkpoint_damage, list_steps
 from surefit.checkpoint.snapshot import Snapshot
 from surefit.config.schema import CheckpointSection
 from surefit.core.errors import ConfigError, MachineError, ModelError
@@ -153,7 +154,7 @@ class CheckpointWriter:
     @_run_method_on_rank0
     def await_room(self) -> None:
         """Wait until the disk has space for another checkpoint of the size of the newest one, before a resume."""
-        for _, path in manager.list_steps(self.run.checkpoints)[-1:]:
+        for _, path in list_steps(self.run.checkpoints)[-1:]:
             needed = sum(file.stat().st_size for file in path.glob("*"))
             self.guard.write("a checkpoint", needed, lambda: None)
 
@@ -286,7 +287,7 @@ class CheckpointWriter:
         self._wait()
         for score in best.rank_checkpoints(best.eval_points(self._measured, metric), metric) if metric else []:
             path = self.run.checkpoints / f"step-{score.step}"
-            fault = manager.find_checkpoint_damage(path, hashes=True) if path.exists() else None
+            fault = find_checkpoint_damage(path, hashes=True) if path.exists() else None
             if fault is not None:
                 self.on_note(f"{path.name} has the best {metric}, but it is damaged and was skipped: {fault}")
             elif path.exists():
@@ -300,11 +301,7 @@ class CheckpointWriter:
         return None if self.last_good is None else self.run.checkpoints / f"step-{self.last_good}"
 
     def _left_behind(self) -> str:
-        steps = [
-            step
-            for step, path in manager.list_steps(self.run.checkpoints)
-            if not manager.find_checkpoint_damage(path, False)
-        ]
+        steps = [step for step, path in list_steps(self.run.checkpoints) if not find_checkpoint_damage(path, False)]
         newest = self.last_good or max(steps, default=None)
         return f"the newest complete checkpoint is step-{newest}" if newest else "no checkpoint is complete yet"
 
@@ -315,7 +312,7 @@ class CheckpointWriter:
         Raises:
             ConfigError: there are checkpoints of an earlier run.
         """
-        if steps := manager.list_steps(self.run.checkpoints):
+        if steps := list_steps(self.run.checkpoints):
             raise ConfigError(
                 f"the directory already contains a run: its newest checkpoint is step {steps[-1][0]}",
                 code="E5114",

@@ -16,12 +16,11 @@ from safetensors import SafetensorError
 from small_disk import room
 
 from surefit.checkpoint import manager
+from surefit.checkpoint.files import find_checkpoint_damage, list_steps
 from surefit.checkpoint.manager import (
     CheckpointState,
     delete_old_checkpoints,
-    find_checkpoint_damage,
     latest_complete,
-    list_steps,
     load_checkpoint,
     save_checkpoint,
 )

@@ -13,14 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from surefit.checkpoint import manager, shards
-from surefit.checkpoint.manager import (
-    CheckpointState,
-    checkpoint_weights_sha256,
-    delete_old_checkpoints,
-    find_checkpoint_damage,
-    latest_complete,
-    load_checkpoint,
-)
+from surefit.checkpoint.files import checkpoint_weights_sha256, file_names, find_checkpoint_damage, list_steps
+from surefit.checkpoint.manager import CheckpointState, delete_old_checkpoints, latest_complete, load_checkpoint
 from surefit.checkpoint.snapshot import Snapshot
 from surefit.core.errors import MachineError, ModelError
 from surefit.parallel.shard_ranges import FlatRange, read_flat_range, read_shape
@@ -92,7 +86,7 @@ def test_every_number_is_written_exactly_once(tmp_path: Path) -> None:
     path = saved(tmp_path)
     for name, tensor in WHOLE.items():
         found = torch.zeros(tensor.numel())
-        for file in shards.file_names("weights", PARTS):
+        for file in file_names("weights", PARTS):
             offset = state(int(file[8:13]) - 1).part.ranges[name][0]  # type: ignore[union-attr]
             part = load_file(path / file)[name]
             found[offset : offset + part.numel()] += 1
@@ -223,7 +217,7 @@ def test_old_ones_are_deleted_whatever_they_are(tmp_path: Path) -> None:
     manager.save_checkpoint(tmp_path, 2, CheckpointState({"a": torch.ones(2)}, {}, {}))
     saved(tmp_path, 3)
     assert delete_old_checkpoints(tmp_path, keep=1, best=[1]) == []
-    assert [step for step, _ in manager.list_steps(tmp_path)] == [1, 3]
+    assert [step for step, _ in list_steps(tmp_path)] == [1, 3]
     assert find_checkpoint_damage(tmp_path / "step-1", hashes=True) is None
 
 

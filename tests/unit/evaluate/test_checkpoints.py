@@ -10,6 +10,7 @@ import torch
 from tests.unit.evaluate.test_runner import LETTERS, RECIPE, examples_of, letters, letters_once, lines_of
 
 from surefit.checkpoint import manager
+from surefit.checkpoint.files import WEIGHTS, list_steps
 from surefit.core.errors import ConfigError, ModelError
 from surefit.core.lock import hold_lock
 from surefit.core.rundir import read_json
@@ -82,7 +83,7 @@ def test_what_has_been_scored_is_kept_and_everything_else_is_as_before(three, mo
     assert scored(three) == first
     assert {path: path.stat().st_mtime_ns for path in three.run.eval.glob("eval/step-*")} == before
     assert read_json(three.run.eval / "checkpoints.json") == {k: v for k, v in first.items() if k != "passed_over"}
-    assert len(manager.list_steps(three.run.checkpoints)) == 3
+    assert len(list_steps(three.run.checkpoints)) == 3
 
 
 def test_other_settings_ask_again(three, monkeypatch):
@@ -123,10 +124,10 @@ def test_one_that_goes_between_being_taken_and_read(three, monkeypatch):
 
 
 def test_a_damaged_one_is_named_and_left_where_it_is(three):
-    path = three.run.checkpoints / "step-20" / manager.WEIGHTS
+    path = three.run.checkpoints / "step-20" / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1] + b"\x07")
     found = scored(three)
-    assert found["passed_over"] == [f"step-20: the content of {manager.WEIGHTS} has changed since it was written"]
+    assert found["passed_over"] == [f"step-20: the content of {WEIGHTS} has changed since it was written"]
     assert path.exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from surefit.core.errors import ConfigError
 from surefit.core.units import GIB
-from surefit.facts.gpus import GPUS, find_gpu
+from surefit.facts.gpus import GPUS, find_gpu, generic_gpu
 from surefit.facts.hardware import hardware_facts
 
 OLDER = {"Pascal", "Volta", "Turing"}
@@ -40,7 +40,12 @@ WITHOUT_BF16 = {key for key, gpu in GPUS.items() if gpu.architecture in OLDER}
         ("3090ti", "rtx3090ti"),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx4070tisuper"),
         ("RTX 3060 12 GB", "rtx3060-12"),
-        ("NVIDIA RTX A2000 12GB", "rtx-a2000"),
+        ("NVIDIA RTX A2000 12GB", "rtx-a2000-12"),
+        ("RTX A2000 6 GB", "rtx-a2000-6"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("AMD Instinct MI250", "mi250"),
+        ("MI250X", "mi250x"),
         ("Tesla P100-PCIE-16GB", "p100"),
         ("NVIDIA TITAN RTX", "titan-rtx"),
         ("5080", "rtx5080"),
@@ -63,7 +68,7 @@ def test_there_are_many_and_every_figure_has_a_source() -> None:
     for gpu in GPUS.values():
         assert gpu.source
         assert gpu.rates_source
-        assert 7 * GIB < gpu.memory_bytes <= 288 * GIB
+        assert 5 * GIB < gpu.memory_bytes <= 288 * GIB
 
 
 def test_the_rates_agree_with_each_other() -> None:
@@ -83,7 +88,7 @@ def test_the_rates_agree_with_each_other() -> None:
 def test_who_multiplies_bfloat16() -> None:
     for key, gpu in GPUS.items():
         assert gpu.multiplies_bf16 == (key not in WITHOUT_BF16)
-        assert (gpu.bf16 is None) == (key in WITHOUT_BF16 | {"rtx-pro-6000"})
+        assert (gpu.bf16 is None) == (key in WITHOUT_BF16)
         assert hardware_facts(key).bf16 == gpu.multiplies_bf16
 
 
@@ -138,6 +143,8 @@ def test_geforce_rates_follow_from_cores_and_clock() -> None:
         ("RTX 3060", ("rtx3060-8", "rtx3060-12")),
         ("4060 Ti", ("rtx4060ti-8", "rtx4060ti-16")),
         ("A100", ("a100-40", "a100-80")),
+        ("a2000", ("rtx-a2000-6", "rtx-a2000-12")),
+        ("NVIDIA RTX A2000", ("rtx-a2000-6", "rtx-a2000-12")),
     ],
 )
 def test_a_name_of_several_sizes_is_not_guessed_but_a_drivers_is(written: str, meant: tuple[str, str]) -> None:
@@ -152,17 +159,11 @@ def test_a_name_of_several_sizes_is_not_guessed_but_a_drivers_is(written: str, m
 @pytest.mark.parametrize(("written", "gib"), [("12GB", 12), ("8 gb", 8), ("24GiB", 24), ("80G", 80), ("10.5GB", 10.5)])
 def test_a_size_is_a_card_of_that_size_and_says_what_it_assumes(written: str, gib: float) -> None:
     facts = hardware_facts(written)
-    assert facts.memory_bytes == pytest.approx(0.97 * gib * GIB, rel=1e-6)
+    assert facts.memory_bytes == pytest.approx(0.92 * gib * GIB, rel=1e-6)
     assert (facts.kind, facts.source, facts.bf16, facts.compute_capability) == ("cuda", "catalogue", True, (8, 6))
     assert facts.name == f"{'an' if gib in (8, 80) else 'a'} {gib:g} GB card"
     assert "bfloat16" in facts.assumed
     assert find_gpu(facts.name) is None, "its speed is unknown"
-
-
-def test_the_share_that_pytorch_sees_is_that_of_the_cards_with_a_figure() -> None:
-    advertised = {"rtx3060-12": 12, "rtx3070": 8, "rtx3080-10": 10, "rtx3090": 24, "rtx4060ti-16": 16, "rtx4090": 24}
-    shares = [GPUS[key].memory_bytes / (size * GIB) for key, size in advertised.items()]
-    assert 0.96 < min(shares) <= max(shares) < 0.99
 
 
 @pytest.mark.parametrize("written", ["0GB", "12MB", "9999GB", "0.5GB", "1.5TB"])
@@ -191,3 +192,21 @@ def test_amd_is_said_to_be_untested() -> None:
 def test_an_unknown_name_suggests_a_known_one(written: str, meant: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"did you mean '{meant}'"):
         hardware_facts(written, tmp_path)
+
+
+def test_a_size_counts_no_more_than_any_card_of_that_size_shows() -> None:
+    """`--gpu 16GB` may be a T4: what is planned for the size must fit the card that shows least of it."""
+    sizes = {
+        "rtx-a2000-6": 6, "rtx3060-8": 8, "rtx4060": 8, "rtx3080-10": 10, "rtx4070": 12, "t4": 16, "rtx-a4000": 16,
+        "a10": 24, "l4": 24, "rtx4090": 24, "rtx5090": 32, "v100-32": 32, "a100-40": 40, "a40": 48, "l40s": 48,
+        "rtx6000-ada": 48, "a100-80": 80, "h100": 80, "rtx-pro-6000": 96, "h200": 141, "b200": 192, "b300": 288,
+    }  # fmt: skip
+    for key, size in sizes.items():
+        generic = generic_gpu(f"{size}GB")
+        assert generic is not None
+        assert generic.memory_bytes <= GPUS[key].memory_bytes, key
+
+
+def test_one_name_with_two_sizes_is_told_apart_by_the_memory() -> None:
+    for mib, key in ((5754, "rtx-a2000-6"), (12282, "rtx-a2000-12")):
+        assert find_gpu("NVIDIA RTX A2000", mib * 1024**2) is GPUS[key]

@@ -103,7 +103,7 @@ def test_problems_of_gathering_become_findings() -> None:
         ModelError("gone", help="look elsewhere"),
         MachineError("no network"),
         ConfigError("no such recipe", field="recipe"),
-        ConfigError("does not divide", field="train.per_device_train_batch_size"),
+        ConfigError("does not divide", field="train.per_device_train_batch_size", code="E2019"),
     )
     found = run_rules(replace(CONTEXT, problems=problems)).findings
     assert [(f.code, f.message, f.path, f.line) for f in found] == [
@@ -113,6 +113,14 @@ def test_problems_of_gathering_become_findings() -> None:
         ("DAT001", "also broken", "rows.jsonl", 11),
         ("ENV003", "no network", "run.yaml", None),
     ]
+
+
+def test_a_micro_batch_that_does_not_divide_an_automatic_batch_is_reported() -> None:
+    """BAT001 compares two numbers, and reports nothing while the batch is "auto"."""
+    problem = ConfigError("does not divide", field="train.per_device_train_batch_size", code="E2019")
+    config = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"global_batch_size": "auto"})})
+    found = run_rules(replace(CONTEXT, config=config, problems=(problem,))).findings
+    assert [(f.code, f.error) for f in found] == [("CFG004", "E2019")]
 
 
 def test_find_and_explain() -> None:

@@ -20,9 +20,9 @@ from surefit.merge.export import (
     export_hub,
     export_quantized,
     load_certified_model,
-    read_export,
     redact_certificate,
 )
+from surefit.merge.export_manifest import read_export
 from surefit.merge.quantised import Conversion, find_converter, measure_conversion, require_convertible
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -14,7 +14,8 @@ import tiny_run
 import torch
 from transformers import AutoTokenizer
 
-from surefit.checkpoint.manager import latest_complete, list_steps
+from surefit.checkpoint.files import list_steps
+from surefit.checkpoint.manager import latest_complete
 from surefit.core.errors import ConfigError, DataError, GateError, Interrupted, MachineError, ModelError
 from surefit.core.rundir import read_jsonl
 from surefit.model.load import load_model

@@ -17,7 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from surefit.checkpoint import manager
-from surefit.checkpoint.manager import find_checkpoint_damage, latest_complete, list_steps
+from surefit.checkpoint.files import find_checkpoint_damage, list_steps
+from surefit.checkpoint.manager import latest_complete
 from surefit.core.errors import ConfigError, GateError, Interrupted, MachineError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.train import checkpointing

@@ -13,6 +13,7 @@ import torch
 
 from surefit.checkpoint import manager, shards
 from surefit.checkpoint.disk_guard import DiskGuard
+from surefit.checkpoint.files import find_checkpoint_damage, list_steps
 from surefit.core.errors import MachineError
 from surefit.parallel.process_group import World
 from surefit.parallel.shard_ranges import FlatRange
@@ -82,7 +83,7 @@ def test_a_full_disk_is_waited_out(
     ]  # fmt: skip
     assert notes.count("room") == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-4"]
-    assert manager.find_checkpoint_damage(tmp_path / "step-4", hashes=True) is None
+    assert find_checkpoint_damage(tmp_path / "step-4", hashes=True) is None
 
 
 @pytest.mark.parametrize("broken", ["write_part", "commit_sharded_checkpoint"])
@@ -97,7 +98,7 @@ def test_any_other_fault_comes_out_at_the_next_meeting(
     with pytest.raises(RuntimeError, match="the writer broke"):
         together.finish()
     together.finish()
-    assert not manager.list_steps(tmp_path)
+    assert not list_steps(tmp_path)
 
 
 def test_parts_that_never_come_keep_nobody(
@@ -127,7 +128,7 @@ def test_whatever_ends_the_run_a_checkpoint_that_all_have_written_is_complete(
 
     monkeypatch.setattr(sharded_checkpoint.manager, "write_part", slow)
     together.start(4, state(4))
-    assert not manager.list_steps(tmp_path)
+    assert not list_steps(tmp_path)
     threading.Timer(0.1, wait.set).start()
     together.end()
-    assert manager.find_checkpoint_damage(tmp_path / "step-4", hashes=True) is None
+    assert find_checkpoint_damage(tmp_path / "step-4", hashes=True) is None

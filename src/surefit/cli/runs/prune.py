@@ -143,7 +143,7 @@ def _only_copy(leftover: Path) -> bool:
 
 
 def _checkpoints(run: RunDir) -> Iterator[tuple[Path, str]]:
-    from surefit.checkpoint.manager import find_checkpoint_damage, list_steps
+    from surefit.checkpoint.files import find_checkpoint_damage, list_steps
 
     steps = [(step, path, find_checkpoint_damage(path, hashes=True)) for step, path in list_steps(run.checkpoints)]
     complete_steps = [step for step, _, fault in steps if fault is None]

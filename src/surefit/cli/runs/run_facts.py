@@ -43,7 +43,7 @@ def read_primary_scores(run: RunDir) -> list[dict[str, Any]]:
 
 def newest_checkpoint(run: RunDir) -> Path | None:
     """Return the newest checkpoint whose files are complete, judged by their sizes."""
-    from surefit.checkpoint.manager import find_checkpoint_damage, list_steps
+    from surefit.checkpoint.files import find_checkpoint_damage, list_steps
 
     return next(
         (
