@@ -188,3 +188,11 @@ def test_fifty_thousand_rows_take_less_than_three_seconds(surefit: Surefit, tmp_
     assert time.process_time() - start < 3
     config = yaml.safe_load(answer.json["config"])
     assert config["train"] == {"num_train_epochs": 1, "global_batch_size": 64, "learning_rate": 5e-3}
+
+
+def test_a_second_config_for_the_same_rows_has_a_run_of_its_own(surefit: Surefit, tmp_path: Path) -> None:
+    write(tmp_path / "rows.jsonl", PAIRS)
+    for name in ("a.yaml", "b.yaml"):
+        assert surefit("init", "--data", "rows.jsonl", "--model", "surefit/nano", "-o", name).code == 0
+    found = [yaml.safe_load((tmp_path / name).read_text())["output_dir"] for name in ("a.yaml", "b.yaml")]
+    assert found == ["runs/rows", "runs/rows-2"]

@@ -25,6 +25,13 @@ pytest.importorskip("starlette", reason="the extra ui is not installed")
 
 REPOSITORY = Path(__file__).parents[2]
 MAKE = runpy.run_path(str(REPOSITORY / "tests" / "unit" / "report" / "make_run.py"))
+OTHER_WORKER = """
+import sys
+from surefit.cli import app, ui
+code, own_command = sys.argv.pop(1), ui.own_command
+ui.own_command = lambda *words: [sys.executable, "-c", code] if words[0] == "chat-worker" else own_command(*words)
+app.main()
+"""
 REPORT = "<!doctype html><title>A report</title><h1>The verdict</h1><script>document.title = 'ran'</script>"
 
 
@@ -110,10 +117,15 @@ class Server:
 
 
 @contextmanager
-def serving(workspace: Path, *options: str) -> Iterator[Server]:
-    """Start `surefit ui`, and end it."""
+def serving(workspace: Path, *options: str, worker: str = "") -> Iterator[Server]:
+    """Start `surefit ui`, and end it.
+
+    Args:
+        worker: the code of a program that answers in the chat, in place of `surefit chat-worker`.
+    """
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "src"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "surefit", "ui", "--no-open", "--port", "0", "--workspace", str(workspace)]
+    program = ["-c", OTHER_WORKER, worker] if worker else ["-m", "surefit"]
+    command = [sys.executable, *program, "ui", "--no-open", "--port", "0", "--workspace", str(workspace)]
     process = subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -244,6 +246,79 @@ def test_a_script_in_what_a_model_answered_is_not_run(
         )
         page.wait_for_timeout(300)
         assert page.evaluate("window.owned") is None
+        page.close()
+
+
+ECHO = """
+import json, sys
+print(json.dumps({"note": "loaded"}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    before = [message for message, _ in asked["turns"]]
+    print(json.dumps({"variant": "base", "text": f"{before}"}), flush=True)
+    print(json.dumps({"done": True, "answers": {"base": f"{before}"}}), flush=True)
+"""
+"""In place of the chat worker: it answers with the messages that it was told of."""
+
+
+def test_a_tab_keeps_its_conversation_whatever_becomes_of_the_process(
+    browser: Browser, start: Callable[..., Any], filled: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    workspace = filled(tmp_path / "space")
+    run = RunDir(workspace / "runs" / "first")
+    run.resolved.write_text("recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: x}\noutput_dir: x\n")
+    with start(workspace, worker=ECHO) as server:
+
+        def say(page: Page, message: str, before: list[str]) -> None:
+            page.get_by_label("Message").fill(message)
+            page.keyboard.press("Enter")
+            expect(page.locator(".reply .said").last).to_have_text(f"{before}")
+            expect(page.locator("#submit")).to_be_enabled()
+
+        pages = [visit(browser, server, "/run/chat?path=runs/first") for _ in range(2)]
+        (one, noise), (two, _) = pages
+        for page in (one, two):
+            page.get_by_label("Who answers").select_option("base")
+        say(one, "a", [])
+        say(two, "x", [])
+        say(one, "b", ["a"])
+        worker = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        assert len(worker) == 1
+        os.kill(int(worker[0]), signal.SIGKILL)
+        say(one, "c", ["a", "b"])
+        say(two, "y", ["x"])
+        (run.path / "merged").mkdir(exist_ok=True)
+        (run.path / "merged" / "model.safetensors").write_bytes(b"trained again")
+        say(two, "z", ["x", "y"])
+        expect(two.locator("#turns")).to_contain_text("trained again")
+        one.get_by_role("button", name="New conversation").click()
+        say(one, "d", [])
+        assert "trained again" not in one.locator("#turns").inner_text(), "nothing was said before"
+        with run.locked("train"):
+            one.get_by_label("Message").fill("e")
+            one.keyboard.press("Enter")
+            expect(one.locator("#said")).to_contain_text("`surefit train`")
+            assert one.get_by_label("Message").input_value() == "e"
+        say(one, "e", ["d"])
+        assert all("409" in text for text in noise), noise
+        for page in (one, two):
+            page.close()
+
+
+def test_a_config_that_could_not_be_made_anew_cannot_be_saved(
+    browser: Browser, start: Callable[..., Any], rows: bytes, tmp_path: Path
+) -> None:
+    space = tmp_path / "space"
+    space.mkdir()
+    (space / "mine.jsonl").write_bytes(rows)
+    with start(space) as server:
+        page, _ = visit(browser, server, "/rows")
+        page.get_by_label("or use a file of the workspace").select_option("mine.jsonl")
+        for model, visible in (("surefit/nano", True), ("no/such-model", False), ("surefit/nano", True)):
+            page.get_by_label("Model", exact=True).fill(model)
+            page.keyboard.press("Tab")
+            expect(page.get_by_role("button", name="Save")).to_be_visible(visible=visible)
+        expect(page.get_by_role("button", name="Save")).to_be_enabled()
         page.close()
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from starlette.exceptions import HTTPException
 
+from surefit.cli.ui import build_stage_functions
 from surefit.core.errors import ConfigError
-from surefit.core.lock import DirectoryInUse, hold_lock, lock_holder
+from surefit.core.lock import LOOK_AGAIN_SECONDS, DirectoryInUse, hold_lock, lock_holder
 from surefit.core.rundir import RunDir, read_jsonl
+from surefit.ui.app import create_app
 from surefit.ui.job_runner import JobRecord, JobRunner, file_tail
+from surefit.ui.security import AccessPolicy
 from surefit.ui.workspace import STATE, Workspace
 
 CONFIG = """recipe: chat
@@ -95,7 +102,8 @@ def test_what_is_not_there_or_has_run_is_not_started(server: Any, rows: bytes) -
     assert server.post("/api/start", {"run": "runs/none"}).status == 404
     assert server.post("/api/start", {"config": "mine.jsonl"}).status == 404
     assert server.post("/api/start", {"config": "x" * 5_000 + ".yaml"}).status == 404
-    assert server.post("/api/stop", {}).status == 409
+    assert server.post("/api/stop", {}).status == 400
+    assert server.post("/api/stop", {"run": "runs/none"}).status == 409
     done = RunDir(space / "runs" / "done")
     done.create()
     done.resolved.write_text(config(output="runs/done"))
@@ -126,8 +134,9 @@ def test_a_run_of_the_command_line_is_seen_by_its_lock_and_not_started_twice(ser
         for body in ({"config": "busy.yaml"}, {"run": "runs/busy"}):
             answer = server.post("/api/start", body)
             assert (answer.status, "in use by `surefit train`" in answer.json["error"]) == (409, True)
-        talk = {"path": "runs/busy", "variants": ["base"], "message": "Hi", "again": True}
+        talk = {"path": "runs/busy", "variants": ["base"], "message": "Hi", "turns": []}
         assert server.post("/api/chat", talk).status == 409
+        assert "<code>surefit train</code>, process" in server.get("/run/chat?path=runs/busy").text
     assert server.get(watch).json["holder"] is None
 
 
@@ -162,12 +171,15 @@ def test_one_run_at_a_time_whoever_serves(tmp_path: Path) -> None:
         assert caught.value.status_code == 409
         assert second.last() == JobRecord("runs/x", "surefit run x.yaml", started.pid, running=True)
         wait_until(lambda: second.output_tail() == ["here"])
+        with pytest.raises(HTTPException, match="runs/x is running"):
+            second.stop("runs/y")
+        assert first.last() == started
     finally:
-        second.stop()
+        second.stop("runs/x")
     wait_until(lambda: not first.last().running)  # type: ignore[union-attr]
     assert (first.last().exit_code, second.last().exit_code) == (-signal.SIGINT, None)  # type: ignore[union-attr]
     with pytest.raises(HTTPException):
-        first.stop()
+        first.stop("runs/x")
     done = second.start([sys.executable, "-c", "print('\\x1b[2J hf_' + 'x' * 24)"], "runs/y", "surefit run y.yaml")
     wait_until(lambda: not second.last().running)  # type: ignore[union-attr]
     assert (second.last(), first.last().run) == (  # type: ignore[union-attr]
@@ -177,13 +189,74 @@ def test_one_run_at_a_time_whoever_serves(tmp_path: Path) -> None:
     assert second.output_tail() == ["\\x1b[2J ***"]
 
 
+def test_a_look_at_the_record_keeps_no_run_from_starting(tmp_path: Path) -> None:
+    space = Workspace(tmp_path)
+    record = space.state_folder() / "run.json"
+    record.touch()
+    with open(record) as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        release = threading.Timer(LOOK_AGAIN_SECONDS / 5, fcntl.flock, (looking, fcntl.LOCK_UN))
+        release.start()
+        started = JobRunner(space).start([sys.executable, "-c", ""], "runs/x", "surefit run x.yaml")
+        release.join()
+    assert started.running
+
+
+def test_a_run_whose_directory_is_there_but_empty_says_why_it_failed(start: Callable[..., Any], tmp_path: Path) -> None:
+    space = tmp_path / "space"
+    (space / "runs" / "new" / "notes").mkdir(parents=True)
+    (space / "new.yaml").write_text(config(train="none.jsonl"))
+    with start(space) as server:
+        assert server.get("/run?path=runs/new").status == 404
+        assert server.post("/api/start", {"config": "new.yaml"}).status == 200
+        assert server.get("/run?path=runs/new").status == 200
+        watch = "/api/watch?path=runs/new"
+        wait_until(lambda: not server.get(watch).json["job"]["running"])
+        assert any("none.jsonl" in line for line in server.get(watch).json["log"])
+        (space / "runs" / "new" / "out").symlink_to("/etc")
+        assert server.get(watch).status == 404
+
+
+def test_a_stop_waits_for_no_check(tmp_path: Path) -> None:
+    """The checks and fits that run at the same time are few, and some take seconds."""
+    space = Workspace(tmp_path)
+    jobs = JobRunner(space)
+    jobs.start(SLEEP, "runs/x", "surefit run x.yaml")
+    app = create_app(space, jobs, build_stage_functions(), AccessPolicy("127.0.0.1", 80, "token"))
+    ui = app.app.state.ui  # type: ignore[attr-defined]
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"run": "runs/x"}', "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def stop() -> None:
+        ui.limiter = anyio.CapacityLimiter(1)
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/api/stop",
+            "headers": [],
+            "query_string": b"",
+            "client": None,
+        }
+        async with ui.limiter:
+            await asyncio.wait_for(app.app(scope, receive, send), 60)  # type: ignore[arg-type]
+
+    asyncio.run(stop())
+    assert sent[0]["status"] == 200
+    wait_until(lambda: not jobs.last().running)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"run": 1}', '{"run": "x", "command": "x", "pid": "x"}', "null"])
 def test_a_damaged_record_is_no_run(tmp_path: Path, content: str) -> None:
     space = Workspace(tmp_path)
     (space.state_folder() / "run.json").write_text(content)
     assert JobRunner(space).last() is None
     with pytest.raises(HTTPException):
-        JobRunner(space).stop()
+        JobRunner(space).stop("x")
 
 
 def test_the_state_folder_is_never_a_link(tmp_path: Path) -> None:
@@ -235,7 +308,8 @@ def test_a_run_outlives_the_server_and_is_stopped_with_its_work_saved(
             "running": True,
         }
         assert (watched["resumable"], bool(watched["log"]), bool(watched["lines"])) == (False, True, True)
-        assert server.post("/api/stop", {}).json == {"run": "runs/new"}
+        assert server.post("/api/stop", {"run": "runs/other"}).status == 409
+        assert server.post("/api/stop", {"run": "runs/new"}).json == {"run": "runs/new"}
         wait_until(lambda: not server.get("/api/watch?path=runs/new").json["job"]["running"])
         ends = [(event["stage"], event["event"]) for event in read_jsonl(run.events)]
         assert ends[-1] == ("train", "interrupted")
@@ -243,7 +317,7 @@ def test_a_run_outlives_the_server_and_is_stopped_with_its_work_saved(
         assert server.get("/api/watch?path=runs/new").json["resumable"] is True
         assert server.post("/api/start", {"run": "runs/new"}).json["command"] == "surefit run runs/new --resume"
         wait_until(lambda: len(read_jsonl(run.events)) > len(ends))
-        server.post("/api/stop", {})
+        server.post("/api/stop", {"run": "runs/new"})
         wait_until(lambda: not server.get("/api/watch?path=runs/new").json["job"]["running"])
 
 

@@ -62,9 +62,11 @@ def test_the_findings_are_those_of_surefit_check(server: Any, change: tuple[str,
         ("surefit/function-calling-train", ""),
         ("owner/name", "the dataset is not on this machine"),
         ("no.jsonl", "the dataset could not be read"),
+        ("owner/name}\nlora: {target_modules: [v_porj]", "the dataset is not on this machine"),
     ],
 )
 def test_what_was_not_checked_is_counted(server: Any, rows: str, skipped: str) -> None:
+    """An error elsewhere does not make rows unreadable that are only on another machine."""
     model = "model: {name_or_path: surefit/nano}"
     text = f"recipe: function_calling\n{model}\ndata: {{train: {rows}}}\noutput_dir: runs/x\n"
     answer = server.post("/api/check", {"name": "x.yaml", "text": text}).json
@@ -160,6 +162,23 @@ def test_a_value_that_cannot_be_is_said(server: Any, key: str, value: Any) -> No
     answer = server.post("/api/fit", {"config": "", "changes": CHANGES | {key: value}, "price": None})
     assert answer.status == 400
     assert answer.json["error"]
+
+
+def test_the_planner_counts_mixed_rows_and_devices(server: Any, rows: bytes) -> None:
+    """48 of 60 rows and 60 mixed ones twice are an epoch; the batch of 3 GPUs is a multiple of 3."""
+    (server.workspace / "mine.jsonl").write_bytes(rows)
+    (server.workspace / "more.jsonl").write_bytes(rows.replace(b"replace", b"mend"))
+    (server.workspace / "mixed.yaml").write_text(
+        "recipe: chat\nmodel: {name_or_path: surefit/nano}\n"
+        "data: {train: mine.jsonl, eval: 0.2, mix: {more.jsonl: 2}}\n"
+        "train: {num_train_epochs: 2, global_batch_size: auto}\nhardware: {gpu: t4, count: 3}\noutput_dir: runs/x\n"
+    )
+    page = server.get("/planner?config=mixed.yaml").text
+    values = {
+        key: re.search(rf'data-key="{re.escape(key)}"[^>]* value="(\d+)"', page)
+        for key in ("train.global_batch_size", "train.max_steps")
+    }
+    assert [match and match[1] for match in values.values()] == ["6", "56"], "(48 + 120) * 2 / 6"
 
 
 def test_only_the_form_can_be_planned(server: Any) -> None:

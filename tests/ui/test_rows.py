@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import socket
@@ -60,8 +61,29 @@ def test_a_dropped_file_gets_the_config_of_init(space: Any, rows: bytes) -> None
     again = {"rows": "support.jsonl", "model": "", "gpu": "4090"}
     second = space.post("/api/draft", again).json
     assert (second["name"], len(second["proposals"])) == ("support-2.yaml", 3)
+    assert "output_dir: runs/support-2 " in second["text"], "a second config does not share the run of the first"
+    tight = space.post(
+        "/api/draft", {"rows": "support.jsonl", "model": "Qwen/Qwen2.5-7B-Instruct", "gpu": "7.2GB"}
+    ).json
+    assert "may not fit" in tight["seen"][1], "the formula cannot tell, and the server does not simulate"
     loaded = Path(f"/proc/{space.process.pid}/maps").read_text()
     assert "torch" not in loaded
+
+
+def test_an_uploaded_text_file_stays_in_the_list(space: Any, rows: bytes) -> None:
+    (space.workspace / "licenses").mkdir()
+    (space.workspace / "licenses" / "LICENSE.txt").write_text("not rows\n")
+    assert space.upload("poems.txt", b"A line.\n" * 30).status == 200
+    page = space.get("/rows").text
+    assert "<option>poems.txt</option>" in page
+    assert "LICENSE.txt" not in page
+
+
+def test_the_name_of_a_packed_file_has_no_ending_left(space: Any, rows: bytes) -> None:
+    name = space.upload("m2.jsonl.gz", gzip.compress(rows)).json["name"]
+    draft = space.post("/api/draft", {"rows": name, "model": "surefit/nano", "gpu": "auto"}).json
+    assert (name, draft["name"]) == ("m2.jsonl.gz", "m2.yaml")
+    assert "output_dir: runs/m2 " in draft["text"]
 
 
 def test_nothing_is_written_over(space: Any, rows: bytes) -> None:
@@ -98,6 +120,7 @@ def test_a_file_above_the_bound_is_refused_before_it_is_read(server: Any) -> Non
     answer = server.upload("big.jsonl", b"", {"Content-Length": str(MAX_UPLOAD + 1)})
     assert answer.status == 413
     assert "into the workspace" in answer.json["error"]
+    assert answer.headers["Connection"] == "close", "its bytes are not read as the next request"
     assert server.upload("empty.jsonl", b"").status == 400
     assert names(server.workspace) == before
     assert parts(server.workspace) == []

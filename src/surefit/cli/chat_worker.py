@@ -1,4 +1,8 @@
-"""The process behind the chat of `surefit ui`: messages come and answers go as lines of JSON, until its input ends."""
+"""The process behind the chat of `surefit ui`: messages come and answers go as lines of JSON, until its input ends.
+
+A message comes with the conversation before it, so that this process remembers none: it may be a new one, and several
+pages may talk to it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ def chat_worker(
     run: RunPath,
     variant: Annotated[list[str], typer.Option(help="A variant that answers; repeatable.")],
 ) -> int:
-    """Answer messages that a program sends as lines of JSON, {"message": TEXT, "again": BOOLEAN}."""
+    """Answer messages that a program sends as lines of JSON: {"message": TEXT, "turns": [[TEXT, ANSWERS]]}."""
     from surefit.stages.chatting import open_chat_models
     from surefit.stages.run_context import load_checked_run
 
@@ -42,14 +46,14 @@ def chat_worker(
     conversation = start_conversation(lines, checked, open_chat_models(checked, variant), None, None, None)
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
-        if request["again"]:
-            conversation.reset()
+        conversation.replace(request["turns"])
         lines.result({"done": True} | _answer(lines, conversation, request["message"]))
     return EXIT_OK
 
 
 def _answer(lines: Output, conversation: Chat, message: str) -> dict[str, Any]:
-    """Write every model's answer part by part; return which were cut by the token limit, or why there is none."""
+    """Write every model's answer part by part; return them whole, with which were cut by the token limit, or why there
+    is none."""
     answers: dict[str, Generation] = {}
     try:
         for model in conversation.models:
@@ -62,7 +66,6 @@ def _answer(lines: Output, conversation: Chat, message: str) -> dict[str, Any]:
         return {"interrupted": True}
     except SureFitError as error:
         return {"error": error.message, "help": error.help}
-    conversation.keep(message, answers)
     full = [name for name, answer in answers.items() if answer.truncated and not answer.tokens]
     cut = [name for name, answer in answers.items() if answer.truncated and answer.tokens]
-    return {"cut": cut, "full": full}
+    return {"answers": {name: answer.text for name, answer in answers.items()}, "cut": cut, "full": full}

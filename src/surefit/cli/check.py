@@ -134,10 +134,10 @@ def _say_check(
             f"{plural(fixable, 'finding')} with one right answer: "
             f"`surefit {shlex.join(['check', str(context.loaded.path), *repeat_option('--set', overrides), '--fix'])}`"
         )
-    return say_report(out, report, context.loaded.path, notes, style, _why_facts_are_missing(context, report))
+    return say_report(out, report, context.loaded.path, notes, style, why_facts_are_missing(context, report))
 
 
-def _why_facts_are_missing(context: RunContext, report: dict[str, Any]) -> dict[str, Why]:
+def why_facts_are_missing(context: RunContext, report: dict[str, Any]) -> dict[str, Why]:
     """Return, by fact, why the check does not know it; a fact that is left out is on another machine."""
     from surefit.data.read.sources import is_local
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -84,7 +83,7 @@ def _ask(out: Output, model: str | None, gpu: str, output: Path | None) -> tuple
     """Ask for rows, card, model and name of the config; return the answers. Nothing is written."""
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
-    from surefit.stages.starting import describe_rows
+    from surefit.stages.starting import choose_run_name, describe_rows
 
     files = sorted(path.name for ending in ("jsonl", "json", "csv", "parquet") for path in Path().glob(f"*.{ending}"))
     out.paragraph("Rows to train on: a file (JSONL, JSON, CSV, Parquet), a directory, or a data set's id on the hub.")
@@ -101,10 +100,8 @@ def _ask(out: Output, model: str | None, gpu: str, output: Path | None) -> tuple
         model = None if answer == "one that fits" else answer
     if output is None:
         out.paragraph("Name of the config, a new file.")
-        default = Path(re.sub(r"[^\w.-]+", "-", Path(data.rstrip("/")).stem).strip("-.") or "rows")
-        names = (f"{default}{suffix}.yaml" for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
-        free = next((name for name in names if not Path(name).exists()), None)
-        output = Path(_answer(out, "config", free, _require_new))
+        default = f"{choose_run_name(Path(), data, for_config=True)}.yaml"
+        output = Path(_answer(out, "config", default, _require_new))
     return data, model, gpu, output
 
 
@@ -138,11 +135,12 @@ def _write_for_rows(
 ) -> int:
     """Write a short config for somebody's rows, and say what was seen."""
     from surefit.config.inputs import row_files
-    from surefit.stages.starting import build_starting_config, next_command
+    from surefit.stages.starting import build_starting_config, choose_run_name, name_after_rows, next_command
 
-    draft = build_starting_config(data, model, gpu, recipe)
-    path = output or Path(Path(draft.values["output_dir"]).name + ".yaml")
-    write_atomic(output_file(path, row_files("the rows", data)), draft.text)
+    path = output_file(output or Path(f"{name_after_rows(data)}.yaml"), row_files("the rows", data))
+    name = choose_run_name(Path(), data, for_config=False)
+    draft = build_starting_config(data, model, gpu, recipe, name=name)
+    write_atomic(path, draft.text)
     for line in draft.seen:
         out.paragraph(line, indent=2)
     if draft.proposals:

@@ -150,8 +150,10 @@ def check_config_text(text: str, name: str, refuse: ForbiddenPaths) -> dict[str,
         refuse: returns the paths in it that must not be read.
     """
     from surefit.cli.annotations import error_report
+    from surefit.cli.check import why_facts_are_missing
     from surefit.config.load import load_config
     from surefit.core.rundir import write_atomic
+    from surefit.lint.skipped import skipped_text
     from surefit.stages.checking import run_check
     from surefit.stages.run_context import load_run_context
 
@@ -166,7 +168,9 @@ def check_config_text(text: str, name: str, refuse: ForbiddenPaths) -> dict[str,
             if refused:
                 refused[0].also = tuple(refused[1:])
                 raise refused[0]
-            report = run_check(load_run_context(path, look=True))
+            context = load_run_context(path, look=True)
+            report = run_check(context)
+            report["skipped_text"] = skipped_text(report["skipped"], why_facts_are_missing(context, report))
         except SureFitError as error:
             report = error_report(error)
         return {

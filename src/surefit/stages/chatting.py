@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,12 +81,23 @@ class Chat:
     def keep(self, text: str, answers: Mapping[str, Generation]) -> None:
         """Add a user message and the answers to it, by variant; an empty answer is not kept."""
         for name, answer in answers.items():
-            # Templates remove the thoughts of earlier turns.
-            if (final := strip_reasoning(answer.text)).strip():
-                if answer.truncated:
-                    self.cut.setdefault(name, set()).add(len(self.turns.get(name, [])) + 1)
-                turns: list[Message] = [{"role": "user", "content": text}, {"role": "assistant", "content": final}]
-                self.turns.setdefault(name, []).extend(turns)
+            if self._add(name, text, answer.text) and answer.truncated:
+                self.cut.setdefault(name, set()).add(len(self.turns[name]) - 1)
+
+    def replace(self, exchanges: Iterable[tuple[str, Mapping[str, str]]]) -> None:
+        """Forget all turns, and take these instead: user messages, each with the answers to it by variant."""
+        self.reset()
+        for text, answers in exchanges:
+            for name, answer in answers.items():
+                self._add(name, text, answer)
+
+    def _add(self, name: str, text: str, answer: str) -> bool:
+        """Add a message and a variant's answer to it; return whether there is an answer to keep."""
+        final = strip_reasoning(answer)  # templates remove the thoughts of earlier turns
+        if final.strip():
+            turns: list[Message] = [{"role": "user", "content": text}, {"role": "assistant", "content": final}]
+            self.turns.setdefault(name, []).extend(turns)
+        return bool(final.strip())
 
     def reset(self) -> None:
         """Forget all turns; the system prompt stays."""

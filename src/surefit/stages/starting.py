@@ -5,14 +5,18 @@ Memory is judged by the formula, in a second; where that leaves less than a tent
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefit.config.by_rows import BATCH_RULE, EPOCHS_RULE, choose_epochs, choose_global_batch_size
+from surefit.config.load import read_config_text
 from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import SureFitConfig
 from surefit.config.starter import commented_yaml
@@ -43,7 +47,7 @@ CHARACTERS_PER_TOKEN = 3.0
 fewer."""
 NANO_PARAMETERS, LARGE_PARAMETERS = 20e6, 30e9
 PROPOSED = 3
-
+OUTPUT_DIR = re.compile(r"""^output_dir:[ \t]*["']?([^"'#\s]+)""", re.MULTILINE)
 
 ROOMY = 0.9
 """Share of the card's memory within which the formula is trusted; beyond it a config is simulated, and a model is not
@@ -131,8 +135,56 @@ def choose_learning_rate(parameters: int | None) -> tuple[float, str]:
     return (1e-4 if large else 2e-4), "LoRA: QLoRA's (arXiv:2305.14314, table 9), half of it above 30B"
 
 
+def name_after_rows(source: str) -> str:
+    """Return a name for a run or a config: that of its rows, without ending and without what a shell reads otherwise.
+
+    >>> name_after_rows("a/my rows.jsonl.gz"), name_after_rows("owner/chat-1.5"), name_after_rows("rows.d/")
+    ('my-rows', 'chat-1.5', 'rows.d')
+    """
+    from surefit.data.read.file_io import file_extensions
+    from surefit.data.read.readers import ENDINGS
+
+    last = source.rstrip("/").split("/")[-1]
+    kind, packing = file_extensions(last)
+    stem = last[: len(last) - len(kind + packing)] if kind in ENDINGS else last
+    return re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "rows"
+
+
+def choose_run_name(folder: Path, source: str, *, for_config: bool) -> str:
+    """Return the first of NAME, NAME-2, … whose run directory, `runs/NAME`, is new and belongs to no config.
+
+    Args:
+        folder: where configs are, and `runs/`.
+        source: the rows that the name comes from.
+        for_config: `NAME.yaml` must be new, too.
+    """
+    stem, taken = name_after_rows(source), set(_output_dirs(folder))
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(
+        name
+        for name in names
+        if f"runs/{name}" not in taken
+        and not os.path.lexists(folder / "runs" / name)
+        and not (for_config and os.path.lexists(folder / f"{name}.yaml"))
+    )
+
+
+def _output_dirs(folder: Path) -> Iterator[str]:
+    """Yield the `output_dir` of the configs in a folder, as written."""
+    for path in folder.glob("*.y*ml"):
+        with contextlib.suppress(OSError, SureFitError):
+            text = read_config_text(path)
+            yield from (os.path.normpath(match[1]) for match in OUTPUT_DIR.finditer(text))
+
+
 def build_starting_config(
-    source: str, model: str | None = None, gpu: str = "auto", recipe: str | None = None
+    source: str,
+    model: str | None = None,
+    gpu: str = "auto",
+    recipe: str | None = None,
+    *,
+    name: str | None = None,
+    simulate: bool = True,
 ) -> StartingConfig:
     """Return a config for the rows of a file, a directory or a hub data set.
 
@@ -140,6 +192,9 @@ def build_starting_config(
         model: hub id, directory or GGUF file; None proposes one that fits the card.
         gpu: as `hardware.gpu`.
         recipe: None recognizes it by the columns.
+        name: of the run, which is `runs/NAME`; by default that of the rows.
+        simulate: simulate the memory where the formula leaves little room, which imports torch. Otherwise a model that
+            may not fit by the formula is accepted, and not proposed.
 
     Raises:
         SureFitError: the rows, the model or the card cannot be used, or the model does not fit the card.
@@ -151,10 +206,10 @@ def build_starting_config(
     hardware = hardware_facts(gpu)
     if model is None and hardware.kind == "cpu":
         model = PROPOSED_MODELS[-1][0]
-    draft = _draft(found, model, hardware, gpu) if model is not None else None
-    if draft is not None and draft.verdict in ("fits", "unknown"):
+    draft = _draft(found, model, hardware, gpu, name, confirm=simulate) if model is not None else None
+    if draft is not None and draft.verdict in ("fits", "unknown", *(() if simulate else ("too close to call",))):
         return draft
-    fitting = _fitting(found, hardware, gpu)
+    fitting = _fitting(found, hardware, gpu, name, simulate)
     names = ", ".join(proposal[0] for proposal, _ in fitting[:PROPOSED])
     if draft is not None or not fitting:
         raise ConfigError(
@@ -168,14 +223,16 @@ def build_starting_config(
     return replace(fitting[0][1], proposals=[proposal for proposal, _ in fitting[:PROPOSED]])
 
 
-def _fitting(found: FoundRows, hardware: HardwareFacts, gpu: str) -> list[tuple[tuple[str, str, str], StartingConfig]]:
+def _fitting(
+    found: FoundRows, hardware: HardwareFacts, gpu: str, name: str | None, simulate: bool
+) -> list[tuple[tuple[str, str, str], StartingConfig]]:
     """Return the proposed models that fit and leave room, the largest first, each with its config; where none leaves
-    room, those that fit by simulation."""
-    drafts = [(proposal, _draft(found, proposal[0], hardware, gpu, confirm=False)) for proposal in PROPOSED_MODELS]
+    room, those that fit by simulation, or by the formula where nothing is simulated."""
+    drafts = [(each, _draft(found, each[0], hardware, gpu, name, confirm=False)) for each in PROPOSED_MODELS]
     roomy = [(proposal, draft) for proposal, draft in drafts if draft.verdict == "fits" and draft.roomy]
     if roomy or hardware.kind == "cpu":
         return roomy
-    confirmed = [(proposal, _draft(found, proposal[0], hardware, gpu)) for proposal, _ in drafts]
+    confirmed = [(each, _draft(found, each[0], hardware, gpu, name)) for each, _ in drafts] if simulate else drafts
     return [(proposal, draft) for proposal, draft in confirmed if draft.verdict == "fits"]
 
 
@@ -280,16 +337,20 @@ def _values(found: FoundRows, model: str) -> dict[str, Any]:
     return {"recipe": found.recipe, "model": {"name_or_path": model}, "data": data, "output_dir": "runs/rows"}
 
 
-def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str, *, confirm: bool = True) -> StartingConfig:
+def _draft(
+    found: FoundRows, model: str, hardware: HardwareFacts, gpu: str, name: str | None, *, confirm: bool = True
+) -> StartingConfig:
     """Return a config for a model, which may not fit.
 
     Args:
+        name: of the run; None takes that of the rows.
         confirm: simulate where the formula leaves little room.
     """
     from surefit.facts.model import model_facts
 
     facts = model_facts(model)
     total = found.rows.total
+    name = name or name_after_rows(found.rows.source)
     share = choose_held_out_share(total)
     held_out = round(total * share)
     kept = max(1, total - held_out)
@@ -300,7 +361,6 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str, *, c
     epochs_why = f"{steps:,} steps: {EPOCHS_RULE}"
     batch_why = f"rows per step: {BATCH_RULE}"
     length, length_why = _choose_length(found, facts)
-    name = re.sub(r"[^\w.-]+", "-", Path(found.rows.source.rstrip("/")).stem).strip("-.") or "rows"
     before = [
         Line("recipe", found.recipe, found.layout),
         Line("model.name_or_path", model, _size_text(facts)),
@@ -439,7 +499,9 @@ def _fit_text(fit: Fit, hardware: HardwareFacts) -> str:
     words = "may not fit" if fit.verdict == "too close to call" else fit.verdict
     needed, capacity = bytes_text(fit.estimate.high), bytes_text(hardware.memory_bytes)
     how = "the formula" if fit.estimate.how == "closed form" else "simulation"
-    return f"{words} on {hardware.name}: up to {needed} of {capacity} by {how}"
+    open_question = how == "the formula" and fit.verdict == "too close to call"
+    advice = "; `surefit plan` simulates it" if open_question else ""
+    return f"{words} on {hardware.name}: up to {needed} of {capacity} by {how}{advice}"
 
 
 def next_command(path: Path) -> str:

@@ -60,7 +60,7 @@ ROUTES = [
     Route(UPLOAD, rows.receive_rows, methods=["POST"]),
     Route("/api/draft", json_endpoint(rows.draft_config), methods=["POST"]),
     Route("/api/start", jobs.start_run, methods=["POST"]),
-    Route("/api/stop", json_endpoint(jobs.stop_run), methods=["POST"]),
+    Route("/api/stop", json_endpoint(jobs.stop_run, at_once=True), methods=["POST"]),
     Route("/api/chat", chat.answer_message, methods=["POST"]),
     Route("/api/check", json_endpoint(configs.check_posted_config), methods=["POST"]),
     Route("/api/edit", json_endpoint(configs.edit_posted_config), methods=["POST"]),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from anyio.to_thread import run_sync
 from starlette.exceptions import HTTPException
@@ -20,9 +23,28 @@ from surefit.ui.pages import UiContext, read_posted_json, require_posted_text
 
 LONGEST_MESSAGE = 100_000
 """Characters of a message."""
+Turns = list[tuple[str, dict[str, str]]]
+"""A conversation: messages, each with the answers to it by variant."""
 SETTLE_LOOKS, SETTLE_SECONDS = 20, 0.1
 VARIANTS = ("merged", "model", "adapter", "base")
 """The best first; a run has some of them."""
+
+
+class PostedMessage(NamedTuple):
+    """A message to the models of a run.
+
+    Attributes:
+        run: its name.
+        variants: those that answer, the base first.
+        turns: the conversation before it.
+        weights: the version of the run's weights.
+    """
+
+    run: str
+    variants: list[str]
+    message: str
+    turns: Turns
+    weights: str
 
 
 def chat_page(ui: UiContext, request: Request) -> Response:
@@ -34,8 +56,15 @@ def chat_page(ui: UiContext, request: Request) -> Response:
         name=name,
         variants=list_chat_variants(run),
         has_report=run.report.is_file(),
+        holder=_memory_holder(ui, run),
         idle_minutes=int(IDLE_SECONDS / 60),
     )
+
+
+def _memory_holder(ui: UiContext, run: RunDir) -> str | None:
+    """Return the run that this page has started, or the command that works on this one; None if there is neither."""
+    job = ui.jobs.last()
+    return f"`{job.command}`" if job and job.running else lock_holder(run.lock)
 
 
 def list_chat_variants(run: RunDir) -> list[str]:
@@ -44,21 +73,53 @@ def list_chat_variants(run: RunDir) -> list[str]:
 
 
 async def answer_message(request: Request) -> Response:
-    """Stream the answers to a posted message: `path`, `variants`, `message`, and `again` to forget the conversation."""
+    """Stream the answers to a posted message: `path`, `variants`, `message`, and the `turns` before it.
+
+    The first line says whether the models are being `loading`, and the version of their `weights`.
+    """
     ui: UiContext = request.app.state.ui
     body = await read_posted_json(request)
-    run, variants, message = await run_sync(_read_message, ui, body, limiter=ui.limiter)
     for _ in range(SETTLE_LOOKS):  # an answer that the page has just left is being cut short
         if ui.chat.busy:
             await asyncio.sleep(SETTLE_SECONDS)
-    if ui.chat.busy:
-        raise HTTPException(409, "Another answer is being written: wait for its end, or stop it.")
-    ui.chat.busy = True
-    return AnswerResponse(ui.chat, ui.chat.answer(run, variants, message, body.get("again") is True))
+    async with ui.chat.lock:  # no run starts between the look for one and the start of the process
+        posted = await run_sync(_read_message, ui, body)
+        if ui.chat.busy:
+            raise HTTPException(409, "Another answer is being written, maybe in another tab: wait for its end.")
+        process, is_new = await ui.chat.open(posted.run, posted.variants, posted.weights)
+    lines = ui.chat.answer(process, posted.message, posted.turns, loading=is_new, weights=posted.weights)
+    return AnswerResponse(ui.chat, lines)
 
 
-def _read_message(ui: UiContext, body: dict[str, Any]) -> tuple[str, list[str], str]:
-    """Return the run's name, the variants and the message that were posted.
+def weights_version(run: RunDir) -> str:
+    """Return a text that changes when a run is trained or merged again."""
+    states = []
+    for path in sorted(path for name in VARIANTS for path in (run.path / name).glob("*")):
+        with contextlib.suppress(FileNotFoundError):  # it is just being replaced
+            status = path.stat()
+            states.append((path.relative_to(run.path), status.st_ino, status.st_mtime_ns))
+    return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
+
+
+def _read_turns(posted: Any, variants: Sequence[str]) -> Turns:
+    """Return the conversation that was posted.
+
+    Raises:
+        HTTPException: 400 for anything else than messages, each with answers of these variants.
+    """
+    turns: Turns = []
+    for turn in posted if isinstance(posted, list) else [None]:
+        match turn:
+            case [str(message), dict(answers)] if answers.keys() <= {*variants}:
+                if all(isinstance(answer, str) for answer in answers.values()):
+                    turns.append((message, answers))
+                    continue
+        raise HTTPException(400, "turns must be a list of messages, each with the answers to it by variant")
+    return turns
+
+
+def _read_message(ui: UiContext, body: dict[str, Any]) -> PostedMessage:
+    """Return the message that was posted, with what it is for.
 
     Raises:
         HTTPException: 400 or 404 for a request that makes no sense, 409 while a run has the machine.
@@ -76,8 +137,8 @@ def _read_message(ui: UiContext, body: dict[str, Any]) -> tuple[str, list[str], 
     if not run.resolved.is_file():
         raise HTTPException(404, "This run has no resolved.yaml, so its model is not known.")
     require_runnable(ui.workspace, load_config(run.resolved).config, f"surefit chat {shell_quote(name)}", run)
-    job = ui.jobs.last()
-    holder = job.command if job and job.running else lock_holder(run.lock)
-    if holder:
+    if holder := _memory_holder(ui, run):
         raise HTTPException(409, f"{holder} is running, and needs the memory: talk to the model once it has ended.")
-    return name, [variant for variant in reversed(VARIANTS) if variant in variants], message
+    turns = _read_turns(body.get("turns"), variants)
+    ordered = [variant for variant in reversed(VARIANTS) if variant in variants]
+    return PostedMessage(name, ordered, message, turns, weights_version(run))

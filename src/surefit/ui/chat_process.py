@@ -1,8 +1,9 @@
 """The process that answers in the page's chat (`cli/chat_worker.py`). It alone has the models, so that this server
 never imports torch; it reads messages and writes answers, a line of JSON each.
 
-The first message starts it. It ends when it was idle for a while, when a run starts, and with the server, which closes
-its input.
+The first message starts it. It ends when it was idle for a while, when a run starts, when its models were trained
+again, and with the server, which closes its input. It may therefore be another one at every message: each comes with
+the conversation before it, which only the page keeps.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class ChatProcess:
 
     Attributes:
         command: (a run directory, its variants) → the command.
-        models: the run and the variants that the process has loaded.
+        models: the run, the variants and the version of their weights that the process has loaded.
+        lock: held to start or end the process, and while a run starts: no message then loads a model beside it.
         busy: whether an answer is being written.
         settled: whether the process has written all of the last answer.
         ended_because: why the process was ended in the middle of an answer.
@@ -43,33 +45,48 @@ class ChatProcess:
     idle_seconds: float = IDLE_SECONDS
     process: asyncio.subprocess.Process | None = None
     models: tuple[str, ...] = ()
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     busy: bool = False
     settled: bool = True
     ended_because: str = ""
     timer: asyncio.TimerHandle | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def answer(self, run: str, variants: Sequence[str], message: str, again: bool) -> AsyncIterator[bytes]:
-        """Yield the lines of an answer, beginning with one about loading where the models are not loaded yet.
+    async def open(self, run: str, variants: Sequence[str], weights: str) -> tuple[asyncio.subprocess.Process, bool]:
+        """Take the process for one answer, and return it and whether it had to be started to have these models.
 
-        Args:
-            again: forget the conversation first.
+        The caller holds `lock`, and has seen that it is not `busy`.
         """
-        self.settled = False
-        if self.process is None or self.process.returncode is not None or self.models != (run, *variants):
+        self.busy, models = True, (run, *variants, weights)
+        if self.process is not None and self.process.returncode is None and self.models == models:
+            return self.process, False
+        try:
             await self.end()
-            yield _line(loading=True)
-            self.ended_because = ""
             self.process = await asyncio.create_subprocess_exec(
                 *self.command(run, variants), cwd=self.root, stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, limit=LINE_BYTES,
                 start_new_session=True,
             )  # fmt: skip
-            self.models = (run, *variants)
-        process = self.process
+        except BaseException:
+            self.busy = False
+            raise
+        self.models, self.ended_because = models, ""
+        return self.process, True
+
+    async def answer(
+        self, process: asyncio.subprocess.Process, message: str, turns: Sequence[Any], **first: Any
+    ) -> AsyncIterator[bytes]:
+        """Yield the lines of an answer.
+
+        Args:
+            turns: the conversation before the message, as `cli/chat_worker.py` reads it.
+            first: what the first line says.
+        """
+        yield _line(**first)
+        self.settled = False
         assert process.stdin
         with contextlib.suppress(ConnectionError):  # it has ended: its output says why
-            process.stdin.write(_line(message=message, again=again))
+            process.stdin.write(_line(message=message, turns=turns))
             await process.stdin.drain()
         async for record in _records(process):
             self.settled = bool(record.get("done"))
@@ -111,11 +128,13 @@ class ChatProcess:
         if self.timer is not None:
             self.timer.cancel()
 
-        def look() -> None:
-            if not self.busy:
-                self._do(self.end())
+        loop = asyncio.get_running_loop()
+        self.timer = loop.call_later(self.idle_seconds, lambda: self._do(self._end_if_idle()))
 
-        self.timer = asyncio.get_running_loop().call_later(self.idle_seconds, look)
+    async def _end_if_idle(self) -> None:
+        async with self.lock:
+            if not self.busy:
+                await self.end()
 
     async def end(self, because: str = "") -> None:
         """End the process, if there is one."""

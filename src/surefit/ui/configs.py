@@ -22,7 +22,6 @@ from surefit.config.resolve import one_line_yaml
 from surefit.config.schema import SureFitConfig
 from surefit.config.starter import has_bundled_rows, starter_config
 from surefit.core.errors import ConfigError
-from surefit.lint.skipped import skipped_text
 from surefit.ui.pages import UiContext, require_posted_text
 from surefit.ui.workspace import LONGEST_NAME, file_version
 
@@ -122,12 +121,10 @@ def check_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     report = ui.stages.check(text, name, ui.workspace.refuse)
     seconds = time.perf_counter() - start
-    failed = any(finding["severity"] == "error" for finding in report["findings"])
-    skipped = skipped_text(report.get("skipped", {}), "unreadable" if failed else "elsewhere")
     return {
         "findings": report["findings"],
         "rules": report.get("rules"),
-        "skipped": skipped,
+        "skipped": report.get("skipped_text", ""),
         "seconds": seconds,
         "values": _values(text),
     }

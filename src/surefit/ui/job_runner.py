@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from starlette.exceptions import HTTPException
 
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNDECIDED, MachineError
-from surefit.core.lock import lock_holder
+from surefit.core.lock import LOOK_AGAIN_SECONDS, lock_holder
 from surefit.core.rundir import machine_errors
 from surefit.core.units import printable
 from surefit.ui.workspace import STATE, Workspace
@@ -129,15 +130,20 @@ class JobRunner:
         is_child = self.process is not None and self.process.pid == pid
         return JobRecord(run, command, pid, running, code if is_child else None)
 
-    def stop(self) -> JobRecord:
-        """Send the run what Ctrl-C sends: the first ends it after the step and saves, the second ends it at once.
+    def stop(self, run: str) -> JobRecord:
+        """Send a run what Ctrl-C sends: the first ends it after the step and saves, the second ends it at once.
+
+        Args:
+            run: the run's directory, as a request names it.
 
         Raises:
-            HTTPException: 409 if none is running.
+            HTTPException: 409 if none is running, or another one.
         """
         record = self.last()
         if record is None or not record.running or record.pid <= 1:
             raise HTTPException(409, "No run that this page has started is running.")
+        if record.run != run:
+            raise HTTPException(409, f"{run} has ended; {record.run} is running, and was not stopped.")
         try:
             os.killpg(record.pid, signal.SIGINT)
         except ProcessLookupError:
@@ -172,7 +178,11 @@ def _open(path: Path, flags: int) -> int:
 
 def _lock(descriptor: int) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # maybe only by `lock_holder`, for a moment
+            time.sleep(LOOK_AGAIN_SECONDS)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise HTTPException(409, "A run is going on already; one at a time: wait for its end, or stop it.") from None
     except OSError as error:

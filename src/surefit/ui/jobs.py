@@ -61,9 +61,10 @@ async def start_run(request: Request) -> Response:
     """Start a config (`config`), or go on with a run (`run`)."""
     ui: UiContext = request.app.state.ui
     body = await read_posted_json(request)
-    command, run, shown = await run_sync(_prepare, ui, body, limiter=ui.limiter)
-    await ui.chat.end("A run has started, and needs the memory.")
-    record = await run_sync(ui.jobs.start, command, run, shown)
+    command, run, shown = await run_sync(_prepare, ui, body)
+    async with ui.chat.lock:  # a message that comes now finds the run
+        await ui.chat.end("A run has started, and needs the memory.")
+        record = await run_sync(ui.jobs.start, command, run, shown)
     return JSONResponse({"run": record.run, "command": record.command})
 
 
@@ -92,5 +93,5 @@ def _prepare(ui: UiContext, body: dict[str, Any]) -> tuple[list[str], str, str]:
 
 
 def stop_run(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
-    """Stop the run that the page has started."""
-    return {"run": ui.jobs.stop().run}
+    """Stop a run (`run`) that the page has started."""
+    return {"run": ui.jobs.stop(require_posted_text(body, "run")).run}

@@ -83,12 +83,16 @@ def page_endpoint(show: PageFunction) -> Callable[[Request], Response]:
     return endpoint
 
 
-def json_endpoint(answer: JsonFunction) -> Callable[[Request], Awaitable[Response]]:
-    """Return the endpoint of a posted JSON object, which answers with JSON from a thread."""
+def json_endpoint(answer: JsonFunction, *, at_once: bool = False) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint of a posted JSON object, which answers with JSON from a thread.
+
+    Args:
+        at_once: it takes no time, and so never waits for a check or a fit.
+    """
 
     async def endpoint(request: Request) -> Response:
         ui, body = request.app.state.ui, await read_posted_json(request)
-        return JSONResponse(await run_sync(answer, ui, body, limiter=ui.limiter))
+        return JSONResponse(await run_sync(answer, ui, body, limiter=None if at_once else ui.limiter))
 
     return endpoint
 
@@ -123,12 +127,13 @@ def require_posted_text(body: dict[str, Any], name: str) -> str:
 
 def show_error(request: Request, error: Exception) -> Response:
     """Return an error in the user's terms: JSON for a script, a page for a person."""
+    headers = None
     if isinstance(error, HTTPException):
-        status, message, help_text = error.status_code, str(error.detail), ""
+        status, message, help_text, headers = error.status_code, str(error.detail), "", error.headers
     else:
         assert isinstance(error, SureFitError)
         status, message, help_text = 400, redact(error.message), redact(error.help or "")
     if request.url.path.startswith("/api/"):
-        return JSONResponse({"error": message, "help": help_text}, status)
+        return JSONResponse({"error": message, "help": help_text}, status, headers)
     ui: UiContext = request.app.state.ui
     return ui.page("message", status, message=message, help=help_text)

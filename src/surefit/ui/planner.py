@@ -22,13 +22,13 @@ from starlette.responses import Response
 from surefit.config.by_rows import decide_by_rows, needs_row_count
 from surefit.config.load import LoadedConfig, load_config
 from surefit.config.modes import GROUPED, MODES
-from surefit.config.resolve import ResolvedConfig, resolve_config, with_changes
+from surefit.config.resolve import ResolvedConfig, epoch_rows, optimizer_steps, resolve_config, with_changes
 from surefit.config.schema import SureFitConfig, decided
 from surefit.config.world import count_processes
 from surefit.core.errors import ConfigError, MachineError, SureFitError
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.data.read.sources import is_local
-from surefit.data.rows.layouts import load_training_rows
+from surefit.data.rows.layouts import load_mixed, load_training_rows
 from surefit.facts.flops import FORWARD, TRAINED, training_flops
 from surefit.facts.generation import eval_batch_chooser
 from surefit.facts.gpus import GPUS
@@ -40,6 +40,7 @@ from surefit.plan.assumptions import assumption_text
 from surefit.plan.build_plan import build_plan
 from surefit.plan.memory_interval import closed_form_upper_bound
 from surefit.plan.profile import find_device_speed, interpolate_speed, to_device_rates
+from surefit.stages.run_context import count_training_rows
 from surefit.ui.pages import UiContext, require_posted_text
 
 SCRATCH: dict[str, Any] = {
@@ -68,7 +69,7 @@ def planner_page(ui: UiContext, request: Request) -> Response:
     if config.train.max_steps is None:
         config = with_changes(config, {"train.max_steps": _steps(config)})
     if config.train.global_batch_size == "auto":  # the form has a number
-        config = with_changes(config, _changes_by_rows(config))
+        config = with_changes(config, _changes_by_rows(config, _count_rows(config)))
     models = dict.fromkeys([config.model.name_or_path, NANO, *catalogue()])
     # One device, or modes with a degree of their own: the form has no field for it.
     sized_modes = {"single", *GROUPED}
@@ -132,27 +133,31 @@ def _require_inside(ui: UiContext, config: SureFitConfig) -> None:
 
 def _steps(config: SureFitConfig) -> int:
     """Return the optimizer steps of a config whose rows are local; otherwise a round number to start from."""
-    if is_local(config.data.train):
-        train = with_changes(config, _changes_by_rows(config)).train
-        return max(1, math.ceil(_rows(config) * decided(train.num_train_epochs) / decided(train.global_batch_size)))
-    return 1000
+    rows = _count_rows(config)
+    if rows is None:
+        return 1000
+    train = with_changes(config, _changes_by_rows(config, rows)).train
+    return optimizer_steps(rows, decided(train.num_train_epochs), decided(train.global_batch_size), None)
 
 
-def _rows(config: SureFitConfig) -> int:
-    """Return the rows that an epoch trains on; 0 where they are not local."""
-    if not is_local(config.data.train):
-        return 0
+def _count_rows(config: SureFitConfig) -> int | None:
+    """Return the rows that an epoch trains on; None where they are not on this machine, or cannot be read."""
+    data = config.data
+    if not all(is_local(source) for source in (data.train, *data.mix)):
+        return None
     try:
-        return round(len(load_training_rows(config.data)) * (1 - (config.data.share or 0.0)))
+        mixed = {source: load_mixed(source, data) for source in data.mix}
+        count, mixed_rows = count_training_rows(config, load_training_rows(data), mixed)
     except SureFitError:
-        return 0
+        return None
+    return epoch_rows(config, count, mixed_rows)
 
 
-def _changes_by_rows(config: SureFitConfig) -> dict[str, Any]:
+def _changes_by_rows(config: SureFitConfig, rows: int | None) -> dict[str, Any]:
     """Return the batch and the epochs where the number of rows decides them."""
     if not needs_row_count(config):
         return {}
-    return {dotted: value for dotted, (value, _) in decide_by_rows(config, _rows(config), 1).items()}
+    return {dotted: value for dotted, (value, _) in decide_by_rows(config, rows, count_processes(config)).items()}
 
 
 @lru_cache(maxsize=64)

@@ -25,7 +25,7 @@ from surefit.data.read.file_io import file_extensions
 from surefit.data.read.readers import ENDINGS
 from surefit.facts.gpus import GPUS
 from surefit.facts.model import NANO, catalogue
-from surefit.stages.starting import build_starting_config, next_command
+from surefit.stages.starting import build_starting_config, choose_run_name, next_command
 from surefit.ui.pages import UiContext, require_posted_text
 from surefit.ui.workspace import PART, Workspace
 
@@ -148,8 +148,8 @@ def _move_in(temporary: Path, folder: Path, name: str) -> Path:
 def numbered(name: str, number: int) -> str:
     """Return a file name with a number before its ending, from 2 on.
 
-    >>> numbered("rows.jsonl.gz", 1), numbered("rows.jsonl.gz", 2), numbered("rows.yaml", 3)
-    ('rows.jsonl.gz', 'rows-2.jsonl.gz', 'rows-3.yaml')
+    >>> numbered("rows.jsonl.gz", 1), numbered("rows.jsonl.gz", 2), numbered("rows.csv", 3)
+    ('rows.jsonl.gz', 'rows-2.jsonl.gz', 'rows-3.csv')
     """
     ending = "".join(file_extensions(name))
     return name if number == 1 else f"{name[: len(name) - len(ending)]}-{number}{ending}"
@@ -164,23 +164,23 @@ def _same_content(one: Path, other: Path) -> bool:
 def draft_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     """Return the config that `surefit init --data` makes for a file of the workspace, with what was seen in it.
 
+    Memory is judged by the formula alone: a simulation would import torch into the server.
+
     Raises:
         SureFitError: the rows, the model or the card cannot be used, or do not fit together.
     """
     rows, model, gpu = (require_posted_text(body, name).strip() for name in ("rows", "model", "gpu"))
     source = ui.workspace.name(ui.workspace.row_file(rows))
     _require_inside(ui, source, model)
-    draft = build_starting_config(source, model or None, gpu or "auto")
-    config = f"{Path(draft.values['output_dir']).name}.yaml"
-    names = (numbered(config, number) for number in range(1, NAME_TRIES))
-    name = next(name for name in names if not os.path.lexists(ui.workspace.root / name))
+    run = choose_run_name(ui.workspace.root, source, for_config=True)
+    draft = build_starting_config(source, model or None, gpu or "auto", name=run, simulate=False)
     return {
-        "name": name,
+        "name": f"{run}.yaml",
         "text": draft.text,
         "columns": list(draft.columns),
         "seen": list(draft.seen),
         "proposals": [{"name": name, "size": size, "license": license} for name, size, license in draft.proposals],
-        "command": next_command(Path(name)),
+        "command": next_command(Path(f"{run}.yaml")),
     }
 
 

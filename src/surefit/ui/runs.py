@@ -24,6 +24,7 @@ from surefit.stages.events import is_trained, latest_event
 from surefit.ui.job_runner import file_tail
 from surefit.ui.pages import UiContext
 from surefit.ui.security import REPORT_POLICY
+from surefit.ui.workspace import is_run
 
 CHUNK = 1 << 20
 """Bytes of metrics.jsonl in one answer; a page that has not read all of it asks again at once."""
@@ -106,8 +107,10 @@ def _run(ui: UiContext, request: Request) -> RunDir:
     if path is None:
         raise HTTPException(404, "Which run?")
     job = ui.jobs.last()
-    if job and job.run == path and not (ui.workspace.root / path).exists():  # it is being checked, or failed the check
-        return RunDir(ui.workspace.path(path))
+    if job and job.run == path:
+        run = RunDir(ui.workspace.path(path))
+        if not is_run(run.path) and ui.workspace.shows(run.path):  # it is being checked, or failed the check
+            return run
     return ui.workspace.run(path)
 
 

@@ -6,7 +6,7 @@
   loopback, which this machine's other users can reach.
 - Sec-Fetch-Site: requests from other sites are rejected, except for opening a page by a link.
 - POST: from a page of this server only, by Origin and by the CSRF token that only such a page has.
-- `LOCAL_ONLY`: what stores files or starts processes is for this machine alone, wherever the server listens.
+- `LOCAL_ONLY`: what writes into the workspace or starts a stage is for this machine alone, wherever the server listens.
 - Body: at most `MAX_BODY` bytes, declared or not; that of `UPLOAD` is streamed, and limited where it is stored.
 - The response has a content security policy without inline scripts and without any other server.
 """
@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 MAX_BODY = 1 << 20
 """A config has 256 KiB at most, and JSON writes some characters as six."""
 UPLOAD = "/api/upload"
-LOCAL_ONLY = (UPLOAD, "/api/draft", "/api/start", "/api/stop", "/api/chat")
+LOCAL_ONLY = (UPLOAD, "/api/draft", "/api/save", "/api/simulate", "/api/start", "/api/stop", "/api/chat")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

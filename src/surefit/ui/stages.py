@@ -20,7 +20,8 @@ class StageFunctions:
     """The functions behind the pages.
 
     Attributes:
-        check: (text of a config, its name, the forbidden paths) → the content of check.json.
+        check: (text of a config, its name, the forbidden paths) → the content of check.json, and `skipped_text`: what
+            was not checked, in words.
         runs: a directory → a row for each run in it, as in `surefit runs --json`.
         plan: a config file → the command whose last line of output is the content of plan.json.
         run: (a config file or a run directory, whether to resume) → the command that runs all stages.

@@ -117,17 +117,24 @@ class Workspace:
 
     def configs(self) -> list[str]:
         """Return the names of the existing configs, except configs in run directories, sorted."""
-        return self._list(lambda name: name.endswith(CONFIG_SUFFIXES))
+        return self._list(lambda path: path.name.endswith(CONFIG_SUFFIXES))
 
     def row_files(self) -> list[str]:
-        """Return the names of the files that may hold rows, except files in run directories, sorted."""
-        endings = set(ENDINGS) - set(NAMED_ONLY)
-        return self._list(lambda name: file_extensions(name)[0] in endings)
+        """Return the names of the files that may hold rows, except files in run directories, sorted.
 
-    def _list(self, wanted: Callable[[str], bool]) -> list[str]:
+        A text file counts only where uploads are stored: elsewhere it is rather a license or a note.
+        """
+
+        def may_hold_rows(path: Path) -> bool:
+            kind = file_extensions(path.name)[0]
+            return kind in ENDINGS and (kind not in NAMED_ONLY or path.parent == self.root)
+
+        return self._list(may_hold_rows)
+
+    def _list(self, wanted: Callable[[Path], bool]) -> list[str]:
         return sorted(self.name(path) for _, path in zip(range(MOST_LISTED), self._files(wanted), strict=False))
 
-    def _files(self, wanted: Callable[[str], bool]) -> Iterator[Path]:
+    def _files(self, wanted: Callable[[Path], bool]) -> Iterator[Path]:
         for folder, folders, files in os.walk(self.root):
             directory = Path(folder)
             at_limit = len(directory.relative_to(self.root).parts) >= DEPTH
@@ -135,8 +142,8 @@ class Workspace:
                 [] if at_limit or is_run(directory) else sorted(n for n in folders if self._looked_into(directory / n))
             )
             if not is_run(directory):
-                paths = [directory / name for name in sorted(files) if wanted(name) and not _hidden(name)]
-                yield from (path for path in paths if self.holds(path.resolve()) and path.is_file())
+                paths = [directory / name for name in sorted(files) if not _hidden(name)]
+                yield from (path for path in paths if wanted(path) and self.holds(path.resolve()) and path.is_file())
 
     def _looked_into(self, folder: Path) -> bool:
         name = folder.name

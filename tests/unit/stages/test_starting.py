@@ -14,7 +14,7 @@ from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.plan.memory_interval import closed_form_estimate, judge_fit
 from surefit.stages.run_context import load_run_context
-from surefit.stages.starting import StartingConfig, build_starting_config
+from surefit.stages.starting import StartingConfig, build_starting_config, choose_run_name
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprstvz" for b in ("ala", "eno", "ito", "ora", "une")]
 PAIRS = [
@@ -194,3 +194,16 @@ def test_a_recipe_that_does_not_read_the_rows_is_an_error(tmp_path):
     source = write(tmp_path / "rows.jsonl", LAYOUTS["messages"])
     with pytest.raises(DataError):
         build_starting_config(source, "surefit/nano", "cpu", "function_calling")
+
+
+def test_a_run_gets_a_directory_that_no_other_config_and_no_run_has(tmp_path: Path) -> None:
+    names = [choose_run_name(tmp_path, "rows.jsonl.gz", for_config=for_config) for for_config in (True, False)]
+    assert names == ["rows", "rows"]
+    (tmp_path / "rows.yaml").write_text("a: 1\n")
+    names = [choose_run_name(tmp_path, "rows.csv", for_config=for_config) for for_config in (True, False)]
+    assert names == ["rows-2", "rows"]
+    (tmp_path / "other.yml").write_text("model: x\noutput_dir: 'runs//rows'  # mine\n")
+    (tmp_path / "odd.yaml").write_bytes(b"\xff\0")
+    assert choose_run_name(tmp_path, "rows.csv", for_config=False) == "rows-2"
+    (tmp_path / "runs" / "rows-2").mkdir(parents=True)
+    assert choose_run_name(tmp_path, "rows.csv", for_config=True) == "rows-3"

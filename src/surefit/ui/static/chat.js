@@ -1,12 +1,13 @@
 // The conversation: posts a message, and shows the answers as they are written.
-import { byId, element, stream } from "./common.js";
+import { byId, element, stream, ticked } from "./common.js";
 
-const path = byId("chat").dataset.path, turns = byId("turns"), message = byId("message");
+const path = byId("chat").dataset.path, shown = byId("turns"), message = byId("message");
 const chosen = () => [...new Set([...(byId("beside")?.checked ? ["base"] : []), byId("variant").value])];
-let again = true; // the process may still know an earlier page's conversation
+let turns = []; // what was said, [message, {variant: answer}]: it is sent with every message, for only this page keeps it
+let weights = null;
 let controller = null;
 
-const say = (text) => { byId("said").textContent = text; };
+const say = (text) => ticked(byId("said"), text);
 
 function busy(is) {
   byId("submit").disabled = is;
@@ -15,8 +16,8 @@ function busy(is) {
 
 function begin() {
   controller?.abort();
-  again = true;
-  turns.replaceChildren(byId("empty") ?? "");
+  turns = [];
+  shown.replaceChildren(byId("empty") ?? "");
   say("");
 }
 
@@ -33,21 +34,27 @@ function addTurn(text, variants) {
     return [name, said];
   }));
   turn.append(question, answers);
-  turns.append(turn);
-  return { turn, places };
+  shown.append(turn);
+  return { text, turn, places };
 }
 
-function heard(record, { turn, places }) {
+function heard(record, { text, turn, places }) {
   if (record.loading) say("Loading the model…");
+  if (record.weights) {
+    const isNew = turns.length && weights !== record.weights;
+    if (isNew) turn.before(element("p", "The run was trained again: from here on its new weights answer.", { class: "hint" }));
+    weights = record.weights;
+  }
   if (record.note) turn.before(element("p", record.note, { class: "hint" }));
   if (record.variant) {
     say("");
     places[record.variant].append(record.text);
-    turns.scrollTop = turns.scrollHeight;
+    shown.scrollTop = shown.scrollHeight;
   }
   if (record.error) throw new Error([record.error, record.help].filter(Boolean).join(": "));
+  if (record.answers) turns.push([text, record.answers]);
   if (record.cut?.length) say(`Cut at the longest answer (evaluate.max_new_tokens): ${record.cut.join(", ")}.`);
-  if (record.full?.length) say("The conversation fills what the model can read: begin a new one.");
+  if (record.full?.length) say("The conversation is as long as the model can read: begin a new one.");
 }
 
 byId("send").addEventListener("submit", async (event) => {
@@ -60,11 +67,11 @@ byId("send").addEventListener("submit", async (event) => {
   message.value = "";
   say("");
   try {
-    await stream("/api/chat", { path, variants, message: text, again }, controller.signal, (record) => heard(record, turn));
-    again = false;
+    await stream("/api/chat", { path, variants, message: text, turns }, controller.signal, (record) => heard(record, turn));
   } catch (error) {
     turn.turn.classList.add("forgotten");
-    say(error.name === "AbortError" ? "Stopped: this message is forgotten." : error.message);
+    const tooLong = error.status === 413 && "The conversation is longer than the page can send: begin a new one.";
+    say(error.name === "AbortError" ? "Stopped: this message is forgotten." : tooLong || error.message);
     if (!message.value) message.value = text;
   }
   controller = null;

@@ -13,7 +13,8 @@ async function send(address, body, signal) {
   if (answer.ok) return answer;
   const isJson = (answer.headers.get("Content-Type") ?? "").startsWith("application/json");
   const content = isJson ? await answer.json() : { error: await answer.text() };
-  throw new Error([content.error, content.help].filter(Boolean).join(": "));
+  const message = [content.error, content.help].filter(Boolean).join(": ");
+  throw Object.assign(new Error(message), { status: answer.status });
 }
 
 export async function post(address, body, signal) {
@@ -39,8 +40,8 @@ export function latest(wait, ask) {
   let timer, controller;
   return () => {
     clearTimeout(timer);
+    controller?.abort();
     timer = setTimeout(async () => {
-      controller?.abort();
       controller = new AbortController();
       try {
         await ask(controller.signal);
@@ -58,8 +59,9 @@ export function element(name, text, attributes = {}) {
   return made;
 }
 
-// Adds a text to a node, with what is between backquotes as code.
+// Makes a text the content of a node, with what is between backquotes as code.
 export function ticked(node, text) {
+  node.replaceChildren();
   node.append(...text.split("`").map((part, i) => (i % 2 ? element("code", part) : part)));
   return node;
 }
@@ -107,6 +109,6 @@ export async function confirmRun(config, status) {
     const { run } = await post("/api/start", { config });
     location.assign(`/run?${new URLSearchParams({ path: run })}`);
   } catch (error) {
-    status.textContent = error.message;
+    ticked(status, error.message);
   }
 }

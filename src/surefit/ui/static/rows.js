@@ -5,8 +5,8 @@ const drop = byId("drop"), rows = byId("rows"), most = Number(drop.dataset.most)
 const NAMES = ["Rows", "Model", "Training"];
 let draft = null;
 
-const reveal = (is) => document.querySelectorAll(".draft").forEach((section) => { section.hidden = !is; });
-const say = (text) => { byId("status").textContent = text; };
+const reveal = (is) => { for (const id of ["settings", "found-title", "seen"]) byId(id).hidden = !is; };
+const say = (text) => ticked(byId("status"), text);
 
 async function take(file) {
   if (!file) return;
@@ -32,8 +32,7 @@ function show(answer) {
   byId("seen").replaceChildren(...facts.flatMap(([name, text]) => [element("dt", name), ticked(element("dd"), text)]));
   byId("config").textContent = answer.text;
   byId("name").value = answer.name;
-  byId("saved").textContent = "";
-  byId("next").hidden = true;
+  byId("submit").disabled = false;
   reveal(true);
   byId("proposals").hidden = answer.proposals.length < 2;
   byId("proposals").replaceChildren(element("span", "Models that fit:"), ...answer.proposals.map((one) => {
@@ -43,22 +42,33 @@ function show(answer) {
   }));
 }
 
-const read = latest(300, async (signal) => {
-  if (!rows.value) return;
-  say(`Reading ${rows.value}…`);
+const ask = latest(300, async (signal) => {
   try {
     show(await post("/api/draft", { rows: rows.value, model: byId("model").value, gpu: byId("gpu").value }, signal));
     say("");
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    byId("next").hidden = true;
-    if (!draft) reveal(false);
+    byId("proposals").hidden = true;
+    reveal(false);
     say(error.message);
   }
 });
 
+// Asks for the config of what is chosen now; the earlier one can no longer be saved.
+function read() {
+  if (!rows.value) return;
+  draft = null;
+  byId("submit").disabled = true;
+  byId("saved").textContent = "";
+  byId("next").hidden = true;
+  byId("found").hidden = false;
+  say(`Reading ${rows.value}…`);
+  ask();
+}
+
 byId("save").addEventListener("submit", async (event) => {
   event.preventDefault();
+  if (!draft) return;
   try {
     const { name } = await post("/api/save", { name: byId("name").value, text: draft.text, known: null });
     const query = (key) => new URLSearchParams({ [key]: name });
@@ -82,6 +92,6 @@ for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
     if (name === "drop") take(event.dataTransfer.files[0]);
   });
 }
-rows.addEventListener("change", () => { draft = null; read(); });
+rows.addEventListener("change", read);
 byId("model").addEventListener("change", read);
 byId("gpu").addEventListener("change", read);

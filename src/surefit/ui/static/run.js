@@ -1,5 +1,5 @@
 // Follows a run: asks for what is new, and draws it with uPlot; stops it, and goes on with it.
-import { byId, confirmed, post, quoted } from "./common.js";
+import { byId, confirmed, post, quoted, ticked } from "./common.js";
 
 const path = document.getElementById("run").dataset.path;
 const figures = [...document.querySelectorAll("#charts figure")];
@@ -73,6 +73,7 @@ function show({ job, holder, resumable, log }) {
   wasRunning = Boolean(holder);
   byId("stop").hidden = !job?.running;
   byId("resume").hidden = !resumable;
+  byId("talk")?.toggleAttribute("hidden", Boolean(holder)); // the run needs the memory
   byId("output").hidden = !log.length;
   const text = log.join("\n");
   if (byId("log").textContent === text) return;
@@ -87,7 +88,7 @@ async function act(title, text, command, yes, address, body, done) {
     byId("did").textContent = done;
     return true;
   } catch (error) {
-    byId("did").textContent = error.message;
+    ticked(byId("did"), error.message);
     return false;
   }
 }
@@ -98,7 +99,7 @@ byId("stop").addEventListener("click", async () => {
     ? "It was asked to stop, and saves its work. A second time it ends at once: what came after the last checkpoint is lost."
     : "It ends the step that it is in, saves its work and stops, as with Ctrl-C. You can go on with it later.";
   const [title, yes] = stops ? ["End it at once?", "End at once"] : ["Stop this run?", "Stop"];
-  if (await act(title, text, "", yes, "/api/stop", {}, "Stopping…")) stops += 1;
+  if (await act(title, text, "", yes, "/api/stop", { run: path }, "Stopping…")) stops += 1;
 });
 byId("resume").addEventListener("click", async () => {
   const text = "It goes on from the last checkpoint, and leaves out the stages that are done.";
