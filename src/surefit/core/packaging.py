@@ -22,7 +22,7 @@ EXTRAS = {
     "data": {
         "aiohttp": "rows at a web address",
         "datasets": "data sets of the hub",
-        "py3langid": "the languages of rows",
+        "py3langid": "detecting the language of rows",
         "pyarrow": "Parquet, Arrow and zstd files",
     },
     "metrics": {

@@ -262,7 +262,7 @@ def _require_prompts(examples: Examples, rows: Rows) -> None:
             code="E8051",
             path=rows.source,
             field="--data",
-            help="name rows with different prompts; if they are meant to be like this, write them as plain text (text)",
+            help="name rows with different prompts; if they are meant to be like this, rename the column to text",
         )
 
 
