@@ -82,7 +82,7 @@ class _TurnParts:
         message: dict[str, Any] = {"role": role, "content": "".join(self.texts)}
         message |= {"tool_calls": self.calls} if self.calls else {}
         message |= {"reasoning_content": "".join(self.thoughts)} if self.thoughts else {}
-        return [*self.results, message | others]
+        return [*self.results, {**message, **others}]
 
 
 _PART_KINDS = {
