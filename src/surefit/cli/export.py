@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from surefit.cli.exits import verb
 from surefit.cli.options import Target
 from surefit.cli.render import Output
 from surefit.core.errors import EXIT_OK, ConfigError
-from surefit.core.rundir import read_json, read_jsonl
+from surefit.core.rundir import read_json, read_jsonl, write_atomic
 from surefit.core.units import bytes_text, plural, shell_quote
 
 if TYPE_CHECKING:
     from surefit.merge.export import CertifiedModel
+    from surefit.merge.modelfile import OllamaSettings
     from surefit.merge.quantised import Conversion, Outtype
     from surefit.stages.run_context import CheckedRun
 
@@ -27,9 +29,12 @@ def export(
     out: Output,
     target: Target,
     format: Annotated[
-        Literal["hub", "adapter", "nf4", "int8", "fp8", "gguf"],
-        typer.Option("--format", help="hub: the merged weights as they are; adapter: without the base."),
-    ] = "hub",
+        Literal["hub", "adapter", "nf4", "int8", "fp8", "gguf"] | None,
+        typer.Option("--format", help="hub, the default: the merged weights as they are; adapter: without the base."),
+    ] = None,
+    target_tool: Annotated[
+        Literal["ollama"] | None, typer.Option("--for", help="ollama: a GGUF file and a Modelfile for it.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: export/FORMAT in the run.")] = None,
     outtype: Annotated[
         Literal["f16", "bf16", "q8_0", "q4_k_m"], typer.Option(help="Data type of a GGUF file.")
@@ -47,6 +52,11 @@ def export(
     from surefit.stages.events import record_stage
     from surefit.stages.run_context import find_run_directory, load_checked_run
 
+    if target_tool and format not in (None, "gguf"):
+        raise ConfigError(
+            f"--for {target_tool} writes GGUF, not {format}", code="E1971", field="--format", help="leave --format out"
+        )
+    format = "gguf" if target_tool else format or "hub"
     run = load_checked_run(find_run_directory(target).path)
     as_it_is = format in (HUB, ADAPTER)
     if score and as_it_is:
@@ -54,9 +64,10 @@ def export(
             "--score is for conversions", code="E1015", field="--score", help="here the run's own scores hold"
         )
     source = load_certified_model(run.run)
-    output = output or run.run.exports / format
+    output = output or run.run.exports / (target_tool or format)
     conversion = None if as_it_is else _conversion(run, source, format, outtype, llama_cpp)
     require_export_directory(source, output)
+    ollama = _ollama_settings(run, conversion) if conversion and target_tool else None
     if score:
         require_held_out(run.resolved.config, "--score")
     if dry_run:
@@ -65,14 +76,19 @@ def export(
         if conversion is None:
             manifest = _export_as_it_is(run, source, output, format)
         else:
-            manifest = _convert(out, run, source, conversion, output, score)
+            manifest = _convert(out, run, source, conversion, output, score, ollama)
     total = sum(file_record["bytes"] for file_record in manifest["files"].values())
     out.say(f"Exported {plural(len(manifest['files']), 'file')}, {bytes_text(total)} → {output}", "green")
     served_path = run.run.path if format == ADAPTER else output  # the run knows the adapter's base model
-    out.say(
-        f"Next: surefit push {shell_quote(output)} OWNER/NAME --dry-run, "
-        f"or surefit serve-check {shell_quote(served_path)}"
-    )
+    if ollama:
+        name = re.sub(r"[^a-z0-9._-]+", "-", run.run.path.name.lower()).strip("-._") or "model"
+        modelfile = shell_quote(output / "Modelfile")
+        out.say(f"Next: ollama create {name} -f {modelfile}, then ollama run {name}")
+    else:
+        out.say(
+            f"Next: surefit push {shell_quote(output)} OWNER/NAME --dry-run, "
+            f"or surefit serve-check {shell_quote(served_path)}"
+        )
     out.result({"output": str(output), **manifest})
     return EXIT_OK
 
@@ -124,8 +140,48 @@ def _export_as_it_is(run: CheckedRun, source: CertifiedModel, output: Path, form
     return export_hub(source, output, card)
 
 
+def _ollama_settings(run: CheckedRun, conversion: Conversion) -> OllamaSettings:
+    """Return what the Modelfile says, before the weights are converted: the chat template may not be possible."""
+    from surefit.generate.save import GENERATION_CONFIG
+    from surefit.merge.modelfile import OllamaSettings, require_turn_texts
+    from surefit.model.tokenizer import load_tokenizer
+
+    config = run.resolved.config
+    tokenizer = load_tokenizer(conversion.section)
+    generation = conversion.source / GENERATION_CONFIG
+    ids = read_json(generation).get("eos_token_id") if generation.is_file() else None
+    ids = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
+    tokens = [str(tokenizer.convert_ids_to_tokens(number)) for number in ids if number is not None]
+    return OllamaSettings(
+        texts=require_turn_texts(tokenizer, str(conversion.source)),
+        bos=tokenizer.bos_token,
+        system=_only_system_prompt(run),
+        stops=[*tokens, *run.recipe.stop],
+        max_length=config.data.max_length,
+        temperature=config.evaluate.temperature,
+    )
+
+
+def _only_system_prompt(run: CheckedRun) -> str | None:
+    """Return the system prompt that all training rows have; None where they have none, or several."""
+    from surefit.data.rows.layouts import read_splits
+
+    config = run.resolved.config
+    train, _ = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
+    first = [example.prompt[0] if example.prompt else {} for example in train]
+    prompts = {turn.get("content") if turn.get("role") == "system" else None for turn in first}
+    only = prompts.pop() if len(prompts) == 1 else None
+    return only if isinstance(only, str) else None
+
+
 def _convert(
-    out: Output, run: CheckedRun, source: CertifiedModel, conversion: Conversion, output: Path, score: bool
+    out: Output,
+    run: CheckedRun,
+    source: CertifiedModel,
+    conversion: Conversion,
+    output: Path,
+    score: bool,
+    ollama: OllamaSettings | None,
 ) -> dict[str, Any]:
     from surefit.merge.export import export_quantized
     from surefit.report.model_card import render_model_card
@@ -137,9 +193,18 @@ def _convert(
             score_result.update(_score(out, run, conversion, directory))
         return render_model_card(run.run, replace(about, score=score_result or None), certificate, directory)
 
+    def write_beside(directory: Path) -> None:
+        if ollama:
+            from surefit.facts.gguf import read_gguf
+            from surefit.merge.modelfile import MODELFILE, modelfile_text
+            from surefit.merge.quantised import GGUF_FILE
+
+            text = modelfile_text(ollama, GGUF_FILE, read_gguf(directory / GGUF_FILE))
+            write_atomic(directory / MODELFILE, text)
+
     with out.progress("exporting") as on_progress:
         on_progress(0, 1, f"converting to {conversion.format}")
-        manifest = export_quantized(source, conversion, output, _sequences(run), card)
+        manifest = export_quantized(source, conversion, output, _sequences(run), card, write_beside)
     _say_measured(out, conversion, output, score_result)
     return manifest | ({"score": score_result} if score_result else {})
 

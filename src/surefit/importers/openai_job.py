@@ -13,7 +13,7 @@ MODEL = "Qwen/Qwen2.5-7B-Instruct"
 """The open model that stands in for OpenAI's, which cannot be downloaded."""
 ROWS = "train.jsonl"
 _HYPERPARAMETERS = ("hyperparameters", "method.supervised.hyperparameters")
-_FILE_ID = re.compile(r"file-\w+")
+_FILE_ID = re.compile(r"file-[\w-]+")
 
 
 def _to_epochs(value: Any) -> Any:
@@ -47,10 +47,22 @@ RECORDS = key_set("""
 """Keys that record the job and set nothing."""
 
 
+def _drop_repeated(draft: ConfigDraft) -> None:
+    """Leave out the older of two sections where it repeats the newer one, as in every job that the API returns."""
+    older, newer = _HYPERPARAMETERS
+    for key in [key for key in draft.flat if key.startswith(f"{older}.")]:
+        if draft.flat[key] == draft.flat.get(key.replace(older, newer, 1)):
+            del draft.flat[key]
+            draft.mapped.discard(key)
+            draft.lost.pop(key, None)
+
+
 def _finish(draft: ConfigDraft) -> None:
+    _drop_repeated(draft)
     for key in [key for key in draft.flat if key.partition(".")[0] in RECORDS and draft.says(key)]:
         draft.lose(key, "it records the job at OpenAI")
-    other = next((key for key in draft.flat if key.startswith(("method.dpo", "method.reinforcement"))), None)
+    others = ("method.dpo", "method.reinforcement")
+    other = next((key for key in draft.flat if key.startswith(others) and draft.says(key)), None)
     kind = draft.flat.get("method.type") or (other.split(".")[1] if other else "supervised")
     if kind != "supervised":
         draft.whole_run = False
@@ -71,7 +83,7 @@ def _finish(draft: ConfigDraft) -> None:
     _files(draft)
     suffix = next((key for key in ("user_provided_suffix", "suffix") if draft.says(key)), None)
     name = re.sub(r"[^\w.-]+", "-", str(draft.flat[suffix])).strip("-.") if suffix else ""
-    draft.carry("output_dir", f"runs/{name or 'openai'}", suffix or "suffix")
+    draft.carry("output_dir", f"runs/{name or 'openai'}", suffix or "")
     if suffix:
         draft.reach(suffix)
 

@@ -60,6 +60,8 @@ def _values(found: ImportedConfig) -> list[str]:
 def _origin(found: ImportedConfig, dotted: str, value: Any) -> str:
     assert found.loaded is not None
     key = found.names[dotted]
+    if not key:
+        return f"not set in {_one_line(found.path.name)}"
     is_set = dotted in found.loaded.lines
     origin = f"{found.tool}: {key}" if is_set else f"{found.tool}'s default of {key}"
     return origin + (NOTES.get(dotted, "") if value else "")

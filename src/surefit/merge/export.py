@@ -210,12 +210,18 @@ def _require_certified_adapter(source: CertifiedModel) -> None:
 
 
 def export_quantized(
-    source: CertifiedModel, conversion: Conversion, output: Path, sequences: Sequence[Sequence[int]], card: CardOf
+    source: CertifiedModel,
+    conversion: Conversion,
+    output: Path,
+    sequences: Sequence[Sequence[int]],
+    card: CardOf,
+    write_beside: Callable[[Path], None] = lambda directory: None,
 ) -> dict[str, Any]:
     """Write the model in fewer bits, and certify it against the merged one; result as `export_hub`.
 
     Args:
         sequences: token ids of the run's held-out rows, prompt and gold answer.
+        write_beside: writes further files into the directory of the certified weights, such as a Modelfile.
 
     Raises:
         GateError: the converted model failed a check; it is deleted, and the message says what was measured.
@@ -242,6 +248,7 @@ def export_quantized(
                 path=source.directory,
                 help="do not use such weights; export another format",
             )
+        write_beside(temporary)
         certificate = {
             "passed": True,
             "reason": "it is complete, and differs from the merged model by no more than its format explains",

@@ -159,6 +159,20 @@ def gemini(*parts: Any, role: Any = "user") -> dict[str, Any]:
     [
         (gemini({"fileData": {"fileUri": "gs://b/a.png"}}), "contents[0].parts[0]"),
         (gemini({"text": "a"}, {"inlineData": {"data": "xx"}}), "contents[0].parts[1]"),
+        (gemini({"text": "a", "fileData": {"fileUri": "gs://b/a.png"}}), "contents[0].parts[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "a", "image": {"format": "png"}}]}]},
+            "messages[0].content[0]",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"toolResult": {"content": [{"text": "a", "image": {"b": 1}}]}}]}
+                ]
+            },
+            "messages[0].content[0]",
+        ),
+        (gemini({"text": "a"}) | {"tools": [{"functionDeclarations": [{"name": "f"}]}, {"googleSearch": {}}]}, "tools"),
         (gemini({"text": 3}), "contents[0].parts[0]"),
         (gemini({}), "contents[0].parts[0]"),
         (gemini("a"), "contents[0].parts[0]"),
@@ -182,6 +196,53 @@ def test_rows_that_are_not_text(tmp_path, row, field):
         to_examples(rows_of(tmp_path / "rows.jsonl", row), CHAT)
     assert raised.value.field == field
     assert raised.value.line == 1
+
+
+def test_a_turn_with_a_result_and_a_call_keeps_both(tmp_path):
+    vertex = {
+        "contents": [
+            {"role": "user", "parts": [{"text": "a"}]},
+            {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {}}}]},
+            {"role": "model", "parts": [{"functionResponse": {"name": "f", "response": {}}},
+                                        {"functionCall": {"name": "g", "args": {}}}]},
+        ]
+    }  # fmt: skip
+    bedrock = {
+        "messages": [
+            {"role": "user", "content": [{"text": "a"}, {"cachePoint": {"type": "default"}}]},
+            {"role": "assistant", "content": [{"toolUse": {"name": "f", "input": {}}}]},
+            {"role": "assistant", "content": [{"toolResult": {"content": [{"text": "x", "json": {"y": 1}}]}},
+                                              {"toolUse": {"name": "g", "input": {}}}]},
+        ]
+    }  # fmt: skip
+    for name, row in (("vertex", vertex), ("bedrock", bedrock)):
+        (example,) = to_examples(rows_of(tmp_path / f"{name}.jsonl", row), CHAT)
+        assert [turn["role"] for turn in example.messages] == ["user", "assistant", "tool", "assistant"]
+        assert example.messages[-1]["tool_calls"][0]["function"]["name"] == "g"
+    assert example.messages[2]["content"] == 'x{"y": 1}'
+
+
+def test_a_part_with_text_and_a_call_keeps_both(tmp_path):
+    row = {
+        "contents": [
+            {"role": "user", "parts": [{"text": "a"}]},
+            {"role": "model", "parts": [{"text": "b", "functionCall": {"name": "f", "args": {}}}]},
+        ]
+    }
+    (example,) = to_examples(rows_of(tmp_path / "rows.jsonl", row), CHAT)
+    assert example.messages[-1]["content"] == "b"
+    assert example.messages[-1]["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_the_nulls_of_a_column_of_tools_say_nothing(tmp_path):
+    """Parquet gives every tool of a column the keys of all of them."""
+    nulls = {"functionDeclarations": None, "googleSearch": None}
+    row = gemini({"text": "a"}) | {"tools": [nulls | {"function_declarations": [{"name": "f"}]}, nulls]}
+    (example,) = to_examples(rows_of(tmp_path / "rows.jsonl", row), CHAT)
+    assert [tool["function"]["name"] for tool in example.tools or ()] == ["f"]
+    row = gemini({"text": "a"}) | {"tools": [nulls]}
+    (example,) = to_examples(rows_of(tmp_path / "none.jsonl", row), CHAT)
+    assert not example.tools
 
 
 def test_openais_weights_leave_a_turn_out(tmp_path):

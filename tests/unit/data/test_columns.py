@@ -13,6 +13,7 @@ from surefit.core.errors import DataError
 from surefit.data.read.load import Rows, load_rows
 from surefit.data.rows.columns import recipe_for
 from surefit.data.rows.layouts import to_examples, to_prompts
+from surefit.data.rows.other_layouts import propose_columns
 from surefit.data.rows.unread_fields import find_read_columns
 from surefit.recipes import get_recipe
 from surefit.task import Example
@@ -118,3 +119,28 @@ def test_a_usual_message_is_left_as_it_is(tmp_path):
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     (example,) = convert(rows_of(tmp_path / "rows.jsonl", {"messages": messages}), {"content": "text"})
     assert example.messages[-1]["content"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (["input", "output", "context"], {"instruction": "input", "input": "context"}),
+        (["question", "answer", "context"], {"instruction": "question", "output": "answer", "input": "context"}),
+        (["question", "Our reply"], {"prompt": "question", "completion": "Our reply"}),
+        (["Ticket text", "completion"], {"prompt": "Ticket text"}),
+        (["question", "Our reply", "Their reply"], {}),
+        (["answer", "question and answer"], {}),
+    ],
+)
+def test_no_column_of_a_known_name_is_lost(columns, names):
+    assert propose_columns(columns) == names
+
+
+def test_context_reaches_the_prompt_where_input_is_the_question(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"input": "Who?", "output": "Bo.", "context": "Bo did it."}\n', encoding="utf-8")
+    rows = load_rows(str(path))
+    section: Any = SimpleNamespace(columns=propose_columns(rows.columns), roles={})
+    (example,) = to_examples(rows, recipe_for(get_recipe("chat"), section))
+    assert "Who?" in example.messages[0]["content"]
+    assert "Bo did it." in example.messages[0]["content"]

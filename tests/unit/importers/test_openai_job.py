@@ -91,3 +91,29 @@ def test_other_methods_are_no_supervised_runs(tmp_path, method, named):
 def test_values_that_are_none(tmp_path, changes, field):
     job = {key: value for key, value in JOB.items() if key not in ("method", "hyperparameters")} | changes
     assert [problem.field for problem in read(tmp_path, job).problems] == [field]
+
+
+def test_a_job_as_the_api_returns_it_is_told_once(tmp_path):
+    """The API repeats the hyperparameters, gives the other methods as null, and its ids may have hyphens."""
+    job = JOB | {"training_file": "file-5cf2-ab", "user_provided_suffix": None}
+    job["method"] = {"dpo": None, "reinforcement": None, "supervised": {"hyperparameters": SUPERVISED}}
+    found = read(tmp_path, job)
+    assert found.problems == ()
+    keys = [key.key for key in (*found.lost, *found.judged)]
+    assert [key for key in keys if key.endswith("learning_rate_multiplier")] == [
+        "method.supervised.hyperparameters.learning_rate_multiplier"
+    ]
+    text = to_config_yaml(found)
+    config = yaml.safe_load(text)
+    assert config["train"]["num_train_epochs"] == 4.0
+    assert config["data"]["train"] == "train.jsonl"
+    comment = next(line for line in text.splitlines() if line.startswith("output_dir")).partition("#")[2]
+    assert "default of" not in comment
+    assert "\n# hyperparameters.n_epochs" not in text
+
+
+def test_hyperparameters_that_differ_are_both_read(tmp_path):
+    found = read(tmp_path, JOB | {"hyperparameters": SUPERVISED | {"learning_rate_multiplier": 2.5}})
+    lost = {key.key: key.value for key in (*found.lost, *found.judged)}
+    assert lost["hyperparameters.learning_rate_multiplier"] == 2.5
+    assert lost["method.supervised.hyperparameters.learning_rate_multiplier"] == 1.8

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any
 
 from surefit.core.errors import DataError
@@ -49,43 +51,73 @@ def _messages_from_parts(turn: Any, field: str) -> Iterator[dict[str, Any]]:
             help="contents have user and model",
         )
     parts = turn["parts"] if not isinstance(turn["parts"], Mapping) else [turn["parts"]]
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    results: list[dict[str, Any]] = []
+    read = _TurnParts()
     for n, part in enumerate(parts):
         place = f"{field}.parts[{n}]"
-        kind, value = _kind_of_part(part, place)
-        if kind == "text":
-            (thoughts if part.get("thought") else texts).append(_text(value, place))
-        elif kind == "call":
-            calls.append({"name": value.get("name"), "arguments": value.get("args") or {}})
-        else:
-            content = json.dumps(value.get("response"), ensure_ascii=False)
-            results.append({"role": "tool", "name": value.get("name"), "content": content})
-    yield from results
-    if not results or texts:
-        message: dict[str, Any] = {"role": _ROLES[turn["role"]], "content": "".join(texts)}
-        message |= {"tool_calls": calls} if calls else {}
-        message |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
-        yield message | {key: value for key, value in turn.items() if key not in ("role", "parts")}
+        for kind, value in _values_of_part(part, place):
+            if kind == "text":
+                (read.thoughts if part.get("thought") else read.texts).append(_text(value, place))
+            elif kind == "call":
+                read.calls.append({"name": value.get("name"), "arguments": value.get("args") or {}})
+            else:
+                content = json.dumps(value.get("response"), ensure_ascii=False)
+                read.results.append({"role": "tool", "name": value.get("name"), "content": content})
+    others = {key: value for key, value in turn.items() if key not in ("role", "parts")}
+    yield from read.messages(_ROLES[turn["role"]], others)
 
 
-def _kind_of_part(part: Any, field: str) -> tuple[str, Any]:
-    """Return what a part of Vertex AI's is, text, call or result, and its value."""
-    if isinstance(part, Mapping):
-        names = {"text": "text", "functionCall": "call", "function_call": "call"}
-        names |= {"functionResponse": "result", "function_response": "result"}
-        for name, kind in names.items():
-            if part.get(name) is not None and (kind == "text" or isinstance(part[name], Mapping)):
-                return kind, part[name]
-        if media := next((name for name in MEDIA_PARTS if part.get(name)), None):
-            raise DataError(
-                f"the part has {media}, but only text is trained on", code="E4146", field=field, help=TEXT_ALONE
-            )
-    raise DataError(
-        f"expected a part with text, functionCall or functionResponse, got {_keys(part)}", code="E4147", field=field
-    )
+@dataclass(frozen=True)
+class _TurnParts:
+    """What the parts of one turn say: a turn may hold results of tools, reasoning, text and calls at once."""
+
+    texts: list[str] = dataclass_field(default_factory=list)
+    thoughts: list[str] = dataclass_field(default_factory=list)
+    calls: list[dict[str, Any]] = dataclass_field(default_factory=list)
+    results: list[dict[str, Any]] = dataclass_field(default_factory=list)
+
+    def messages(self, role: Any, others: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return every result as a message of its own, and then one of the rest, if there is any."""
+        if self.results and not (self.texts or self.calls or self.thoughts):
+            return self.results
+        message: dict[str, Any] = {"role": role, "content": "".join(self.texts)}
+        message |= {"tool_calls": self.calls} if self.calls else {}
+        message |= {"reasoning_content": "".join(self.thoughts)} if self.thoughts else {}
+        return [*self.results, {**message, **others}]
+
+
+_PART_KINDS = {
+    "text": "text", "functionCall": "call", "function_call": "call", "functionResponse": "result",
+    "function_response": "result",
+}  # fmt: skip
+
+
+def _values_of_part(part: Any, field: str) -> list[tuple[str, Any]]:
+    """Return everything that a part of Vertex AI's says, as (text, call or result, its value).
+
+    Raises:
+        DataError: it has media, which would be lost, or nothing that can be read.
+    """
+    said = part if isinstance(part, Mapping) else {}
+    if media := _media_of(said):
+        raise DataError(
+            f"the part has {media}, but only text is trained on", code="E4146", field=field, help=TEXT_ALONE
+        )
+    values = [
+        (kind, said[name])
+        for name, kind in _PART_KINDS.items()
+        if said.get(name) is not None and (kind == "text" or isinstance(said[name], Mapping))
+    ]
+    if not values:
+        raise DataError(
+            f"expected a part with text, functionCall or functionResponse, got {_keys(part)}",
+            code="E4147",
+            field=field,
+        )
+    return values
+
+
+def _media_of(part: Mapping[str, Any]) -> str | None:
+    return next((name for name in MEDIA_PARTS if part.get(name)), None)
 
 
 def is_bedrock_turn(item: Mapping[str, Any]) -> bool:
@@ -99,7 +131,7 @@ def is_bedrock_turn(item: Mapping[str, Any]) -> bool:
     )
 
 
-_BEDROCK_BLOCKS = ("toolUse", "toolResult", "reasoningContent")
+_BEDROCK_BLOCKS = ("toolUse", "toolResult", "reasoningContent", "cachePoint")
 
 
 def messages_from_bedrock(item: Mapping[str, Any], field: str) -> list[dict[str, Any]]:
@@ -108,40 +140,39 @@ def messages_from_bedrock(item: Mapping[str, Any], field: str) -> list[dict[str,
     Raises:
         DataError: it has blocks that are not text, calls, their results or reasoning.
     """
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    results: list[dict[str, Any]] = []
+    read = _TurnParts()
     for n, part in enumerate(item["content"]):
-        place = f"{field}.content[{n}]"
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif isinstance(part, Mapping) and isinstance(call := part.get("toolUse"), Mapping):
-            call_id = {"id": call["toolUseId"]} if call.get("toolUseId") else {}
-            function = {"name": call.get("name"), "arguments": call.get("input") or {}}
-            calls.append({**call_id, "type": "function", "function": function})
-        elif isinstance(part, Mapping) and isinstance(result := part.get("toolResult"), Mapping):
-            call_id = {"tool_call_id": result["toolUseId"]} if result.get("toolUseId") else {}
-            results.append({"role": "tool", **call_id, "content": _result_text(result.get("content"), place)})
-        elif isinstance(part, Mapping) and isinstance(thought := part.get("reasoningContent"), Mapping):
-            inner = thought.get("reasoningText")
-            thoughts.append(_text(inner.get("text") if isinstance(inner, Mapping) else inner, place))
-        elif isinstance(part, Mapping) and any(part.get(name) for name in MEDIA_PARTS):
-            raise DataError(
-                "the row has media, but only text is trained on", code="E4148", field=place, help=TEXT_ALONE
-            )
-        else:
-            raise DataError(
-                f"expected a block with text, toolUse or toolResult, got {_keys(part)}", code="E4149", field=place
-            )
-    messages = results
-    if not results or texts:
-        message: dict[str, Any] = {"role": item.get("role"), "content": "".join(texts)}
-        message |= {"tool_calls": calls} if calls else {}
-        message |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
-        others = {key: value for key, value in item.items() if key not in ("role", "content")}
-        messages = [*results, message | others]
-    return messages
+        _read_block(part, read, f"{field}.content[{n}]")
+    others = {key: value for key, value in item.items() if key not in ("role", "content")}
+    return read.messages(item.get("role"), others)
+
+
+def _read_block(part: Any, read: _TurnParts, place: str) -> None:
+    """Add everything that a block of Bedrock's says."""
+    block = part if isinstance(part, Mapping) else {}
+    if _media_of(block):
+        raise DataError("the row has media, but only text is trained on", code="E4148", field=place, help=TEXT_ALONE)
+    known = block.get("cachePoint") is not None  # where Bedrock's server keeps its cache: no text
+    if isinstance(block.get("text"), str):
+        known = True
+        read.texts.append(block["text"])
+    if isinstance(call := block.get("toolUse"), Mapping):
+        known = True
+        call_id = {"id": call["toolUseId"]} if call.get("toolUseId") else {}
+        function = {"name": call.get("name"), "arguments": call.get("input") or {}}
+        read.calls.append({**call_id, "type": "function", "function": function})
+    if isinstance(result := block.get("toolResult"), Mapping):
+        known = True
+        call_id = {"tool_call_id": result["toolUseId"]} if result.get("toolUseId") else {}
+        read.results.append({"role": "tool", **call_id, "content": _result_text(result.get("content"), place)})
+    if isinstance(thought := block.get("reasoningContent"), Mapping):
+        known = True
+        inner = thought.get("reasoningText")
+        read.thoughts.append(_text(inner.get("text") if isinstance(inner, Mapping) else inner, place))
+    if not known:
+        raise DataError(
+            f"expected a block with text, toolUse or toolResult, got {_keys(part)}", code="E4149", field=place
+        )
 
 
 def _result_text(content: Any, field: str) -> str:
@@ -149,17 +180,25 @@ def _result_text(content: Any, field: str) -> str:
     if not isinstance(content, (list, tuple)):
         return _text(content, field)
     parts = [part if isinstance(part, Mapping) else {} for part in content]
-    if unread := next((part for part in parts if part.get("text") is None and "json" not in part), None):
-        raise DataError(f"expected text or json, got {_keys(unread)}", code="E4150", field=field, help=TEXT_ALONE)
-    return "".join(
-        str(part["text"]) if part.get("text") is not None else json.dumps(part.get("json"), ensure_ascii=False)
-        for part in parts
-    )
+    unread = (part for part in parts if _media_of(part) or (part.get("text") is None and "json" not in part))
+    if found := next(unread, None):
+        raise DataError(f"expected text or json, got {_keys(found)}", code="E4150", field=field, help=TEXT_ALONE)
+    return "".join(text for part in parts for text in _result_texts(part))
+
+
+def _result_texts(part: Mapping[str, Any]) -> Iterator[str]:
+    if part.get("text") is not None:
+        yield str(part["text"])
+    if part.get("json") is not None or part.get("text") is None:
+        yield json.dumps(part.get("json"), ensure_ascii=False)
 
 
 def tools_from_clouds(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return the tools that a row declares as Vertex AI (`functionDeclarations`) or Bedrock (`toolConfig`) do; None if
     it has none of either.
+
+    Raises:
+        DataError: Vertex AI runs a tool itself, such as its search: the model writes no call of it.
     """
     config = row.get("toolConfig")
     if isinstance(config, Mapping) and isinstance(config.get("tools"), (list, tuple)):
@@ -168,19 +207,31 @@ def tools_from_clouds(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     tools = row.get("tools")
     if not isinstance(tools, (list, tuple)):
         return None
-    declared = [
-        tool.get("functionDeclarations", tool.get("function_declarations"))
-        for tool in tools
-        if isinstance(tool, Mapping)
-    ]
-    if not any(isinstance(declarations, (list, tuple)) for declarations in declared):
+    tools = [tool for tool in tools if isinstance(tool, Mapping)]
+    if not any(name in tool for tool in tools for name in (*_DECLARATIONS, *_VERTEX_TOOLS)):
         return None
+    if own := next((name for tool in tools for name in _VERTEX_TOOLS if tool.get(name) is not None), None):
+        raise DataError(
+            f"{own} is run by Vertex AI itself, and no other server has it",
+            code="E4970",
+            field="tools",
+            help="leave it out of tools, and rows whose answers rest on it; functionDeclarations are trained on",
+        )
     return [
         {key: _lower_types(value) if key == "parameters" else value for key, value in declaration.items()}
-        for declarations in declared
-        for declaration in declarations or ()
+        for tool in tools
+        for name in _DECLARATIONS
+        for declaration in tool.get(name) or ()
         if isinstance(declaration, Mapping)
     ]
+
+
+_DECLARATIONS = ("functionDeclarations", "function_declarations")
+_VERTEX_TOOLS = (
+    "googleSearch", "google_search", "googleSearchRetrieval", "google_search_retrieval", "googleMaps", "google_maps",
+    "retrieval", "codeExecution", "code_execution", "urlContext", "url_context",
+)  # fmt: skip
+"""Tools that Vertex AI runs itself; the null of a column beside functions says nothing."""
 
 
 def _bedrock_tool(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -347,7 +347,8 @@ def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def tools_from_row(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Return the tools of a row, from its column `tools` or OpenAI's older `functions`."""
-    tools = parse_tools(tools_from_clouds(row) or row.get("tools"))
+    declared = tools_from_clouds(row)
+    tools = parse_tools(row.get("tools") if declared is None else declared)
     return tools if tools is not None else parse_tools(row.get("functions"), "functions")
 
 

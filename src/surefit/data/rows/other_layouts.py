@@ -143,12 +143,14 @@ def propose_columns(columns: Sequence[str]) -> dict[str, str]:
     {'prompt': 'query', 'completion': 'response'}
     >>> propose_columns(["Ticket text", "Our reply", "Agent"])
     {'prompt': 'Ticket text', 'completion': 'Our reply'}
+    >>> propose_columns(["input", "output", "context"]), propose_columns(["question", "Our reply"])
+    ({'instruction': 'input', 'input': 'context'}, {'prompt': 'question', 'completion': 'Our reply'})
     """
     lower = {name.lower(): name for name in columns}
     question = next((lower[name] for name in QUESTIONS if name in lower), None)
     answer = next((lower[name] for name in ANSWERS if name in lower and lower[name] != question), None)
-    if question is None and answer is None:
-        question, answer = _by_words(columns)
+    if question is None or answer is None:
+        question, answer = _by_words(columns, question, answer)
     if question is not None and question.lower() == "problem":  # the solution ends with the answer
         answer = lower.get("solution", answer)
     if question is None or answer is None or any(better in lower and worse in lower for better, worse in PREFERENCES):
@@ -156,22 +158,22 @@ def propose_columns(columns: Sequence[str]) -> dict[str, str]:
     alpaca = question.lower() == "instruction" or any(name in lower for name in ("history", "context"))
     targets = ("instruction", "output") if alpaca else ("prompt", "completion")
     names = {name: column for column, name in zip((question, answer), targets, strict=True) if column != name}
-    others = {"input": lower.get("input") or lower.get("context"), "history": lower.get("history")} if alpaca else {}
+    inputs = (lower[name] for name in ("input", "context") if name in lower and lower[name] != question)
+    others = {"input": next(inputs, None), "history": lower.get("history")} if alpaca else {}
     others["system"] = lower.get("system")
-    read = {"input", "context", "history", "system", question, answer}
-    return names | {name: column for name, column in others.items() if column is not None and column not in read}
+    return names | {name: column for name, column in others.items() if column not in (None, name, question, answer)}
 
 
-def _by_words(columns: Sequence[str]) -> tuple[str | None, str | None]:
-    """Return the columns of question and answer by the words in their names, where there is one of each and no other;
-    names of several words say less, so a second candidate leaves it unknown."""
-    words = {name: set(re.findall("[a-z]+", name.lower())) for name in columns}
+def _by_words(columns: Sequence[str], question: str | None, answer: str | None) -> tuple[str | None, str | None]:
+    """Return the columns of question and answer, the unknown ones by the words in their names, where one column alone
+    has such a word: names of several words say less, so a second candidate leaves it unknown."""
+    words = {name: set(re.findall("[a-z]+", name.lower())) for name in columns if name not in (question, answer)}
     asked, answered = (
-        [name for name in columns if words[name] & set(known)] for known in ((*QUESTIONS, *QUESTION_WORDS), ANSWERS)
+        [name for name in words if words[name] & set(known)] for known in ((*QUESTIONS, *QUESTION_WORDS), ANSWERS)
     )
-    if len(asked) != 1 or len(answered) != 1 or asked == answered:
-        return None, None
-    return asked[0], answered[0]
+    question = question or (asked[0] if len(asked) == 1 and asked[0] not in answered else None)
+    answer = answer or (answered[0] if len(answered) == 1 and answered[0] not in asked else None)
+    return question, answer
 
 
 def _preference_advice(lower: dict[str, str], better: str) -> str:
