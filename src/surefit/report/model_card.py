@@ -215,7 +215,7 @@ def limitations(
     for set_scores in sets:
         lines += _about_answers(set_scores)
     for change in measure_effects(sets):
-        if change.fit and change.fit_decides and change.tone != "good":
+        if change.fit and (change.beside or (change.fit_decides and change.tone != "good")):
             lines.append(f"On `{change.set}`: {change.fit.headline[:1].lower()}{change.fit.headline[1:]} "
                          f"({change.fit.loss_text}).")  # fmt: skip
         elif change.comparison and change.comparison.ci95[1] < 0:

@@ -359,7 +359,7 @@ def test_the_fit_is_the_verdict_on_free_text(run: RunDir, outcome: str, tone: st
     assert PHRASES[outcome] in page.verdict.headline  # type: ignore[index]
     assert "→" in page.verdict.sentences[0]
     assert "perplexity" in page.verdict.sentences[0]
-    assert "prompt removes" in page.verdict.sentences[1]
+    assert "With its own prompt an answer's loss is" in page.verdict.sentences[1]
     conditions = [c for c in page.ship.conditions if PHRASES[outcome] in c.text]  # type: ignore[index]
     assert [condition.state for condition in conditions] == [ship]
     contest = page.sets[0].contests[0]
