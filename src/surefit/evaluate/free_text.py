@@ -83,7 +83,7 @@ def choose_metric(recipe: TaskRecipe, examples: Sequence[Example], server: bool 
         return MetricChoice(
             recipe,
             words,
-            f"{other} decides: {length}, and answers this short can be matched word for word",
+            f"{other} decides: {length}, and answers of up to {SHORT_ANSWER} words can be matched word for word",
         )
     if server:
         reason = (

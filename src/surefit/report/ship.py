@@ -123,8 +123,10 @@ def _damage(changes: Sequence[Effect]) -> Iterator[ShipCondition]:
     other_sets = [change for change in changes if change.set != HELD_OUT and change.comparison is not None]
     worse = [change for change in other_sets if change.fell]
     for change in worse:
-        what = change.fit_phrase or readable_metric(change.metric)
-        yield ShipCondition("note", f"Regression on another task, {change.set}: {what}.")
+        what = f"{readable_metric(change.metric)} on {change.set}"
+        if change.fit_phrase:
+            what = f"on {change.set}, {change.fit_phrase}"
+        yield ShipCondition("note", f"Regression on another task: {what}.")
     if other_sets and not worse:
         names = ", ".join(change.set for change in other_sets)
         yield ShipCondition("yes", f"No significant regression on {names}.")
