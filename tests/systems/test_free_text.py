@@ -1,5 +1,5 @@
-"""Support answers and word problems, as a user has them: the run says that it fits them better, also where no problem is
-solved; with the answers shuffled among the rows it must not say so, although it finds them likelier."""
+"""Support answers and word problems, as a user has them: the run says that it fits them better, also where no problem
+is solved; with the answers shuffled among the rows it must not say so, although it finds them likelier."""
 
 from __future__ import annotations
 

@@ -145,25 +145,25 @@ def _main_sentences(main: Effect) -> list[str]:
 
     Where the metric that decides and the likelihood disagree, both are told.
     """
+    reason = [f"{upper_first(main.fit_reason)}."] if main.fit_reason else []
     if main.fit is None:
-        return [_change_sentence(main)]
+        return [_change_sentence(main), *reason]
     if main.fit_decides:
-        return _fit_sentences(main)
+        return [*_fit_sentences(main), *reason]
     agree = main.fit.outcome == "unclear" or main.tone == FIT_TONES[main.fit.outcome]
-    numbers = [_change_sentence(main)] if agree else [*_fit_sentences(main, reason=False), _change_sentence(main)]
+    numbers = [_change_sentence(main)] if agree else [*_fit_sentences(main), _change_sentence(main)]
     if main.beside is None and not agree:
         numbers.insert(0, f"{main.fit.headline}.")
     if main.show_more:
         numbers.append(f"{upper_first(SHOW_MORE)}: {'; '.join(main.show_more)}.")
-    return numbers + [f"{upper_first(main.fit_reason)}."] * bool(main.fit_reason)
+    return numbers + reason
 
 
-def _fit_sentences(main: Effect, *, reason: bool = True) -> list[str]:
-    """Return the losses behind the verdict, what the prompt has to do with them and, with `reason`, why they decide."""
+def _fit_sentences(main: Effect) -> list[str]:
+    """Return the losses behind the verdict, and what the prompt has to do with them."""
     assert main.fit is not None
     where = f"On {main.fit.n:,} held-out rows: " if main.fit.n is not None else "On the held-out rows: "
-    texts = [where + main.fit.loss_text, upper_first(main.fit.prompt_text), upper_first(main.fit_reason) * reason]
-    return [f"{text}." for text in texts if text]
+    return [f"{text}." for text in (where + main.fit.loss_text, upper_first(main.fit.prompt_text)) if text]
 
 
 def _change_sentence(main: Effect) -> str:

@@ -409,6 +409,11 @@ def test_a_metric_that_cannot_move_does_not_deny_what_the_loss_shows(run: RunDir
     assert any(phrase in line for line in limitations(page.found, about, page.sets, None))
 
 
+def test_why_a_server_is_judged_by_exact_match_is_said(run: RunDir) -> None:
+    page = judged(run, {"decides": False, "reason": "a server gives no likelihoods", "effects": []}, 0.0, "exact_match")
+    assert page.verdict.sentences[-1] == "A server gives no likelihoods."
+
+
 def test_where_metric_and_loss_disagree_both_are_told(run: RunDir) -> None:
     page = judged(run, fit_of("worse", decides=False), 0.3, "exact_match")
     assert page.verdict.headline == "Training helped"
