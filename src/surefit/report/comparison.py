@@ -35,7 +35,7 @@ from surefit.report.next_steps import list_comparison_steps
 from surefit.report.shapes import PredictionRecord
 from surefit.report.side_by_side import ComparedRun, read_compared_runs, side_by_side
 from surefit.report.text import NBSP, drop_surrogates, interval, points, readable_metric, shorten_text
-from surefit.report.verdict import Tone, upper_first
+from surefit.report.verdict import upper_first
 from surefit.task import TaskRecipe
 
 MAX_RUNS = len(SERIES)
@@ -59,7 +59,7 @@ class PairedRuns:
 
     set: str
     run: str
-    tone: Tone
+    tone: scores.Tone
     sentence: str
     metrics: list[tuple[str, str, str, int, int, int]]
     detectable: str = ""
@@ -74,7 +74,7 @@ class ComparisonPage:
     written: float
     runs: list[ComparedRun]
     headline: str
-    tone: Tone
+    tone: scores.Tone
     sentences: list[str]
     facts: list[tuple[str, list[str]]]
     differences: list[tuple[str, list[str]]]
@@ -167,7 +167,7 @@ def _paired_set(
             name, other.name, "neutral", f"Not compared: {shorten_text(drop_surrogates(error.message), 300)}.", []
         )
     main = result.main.difference
-    tones: dict[str, Tone] = {"better": "good", "worse": "bad", "undecided": "neutral"}
+    tones: dict[str, scores.Tone] = {"better": "good", "worse": "bad", "undecided": "neutral"}
     phrases = {"better": "is better than", "worse": "is worse than", "undecided": "shows no clear difference from"}
     sentence = (
         f"{other.name} {phrases[result.verdict]} {first.name}: {points(main.difference)} "
@@ -206,7 +206,7 @@ def _judge(answers: Answers) -> str:
     return f"{answers.recipe or 'an unknown recipe'} version {answers.version}"
 
 
-def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tuple[Tone, str, list[str]]:
+def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tuple[scores.Tone, str, list[str]]:
     """Summarize the results on the held-out rows: one line for all runs, one sentence for each."""
     first = runs[0].name
     held_out = [pair for pair in paired if pair.set == scores.HELD_OUT]
