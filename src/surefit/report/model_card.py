@@ -87,6 +87,11 @@ class ModelCard:
     notes: list[str]
     version: str = __version__
 
+    @property
+    def primary_metric(self) -> str:
+        """Return the metric that decides on the held-out rows; the recipe's where nothing was scored."""
+        return scores.primary_metric(self.found) or self.about.recipe.primary_metric
+
 
 def render_model_card(run: RunDir, about: CardContext, certificate: Mapping[str, Any], directory: Path) -> str:
     """Render the card as Markdown with YAML front matter.
