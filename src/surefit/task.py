@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from surefit.core.errors import DataError
+from surefit.facts.free_text import LIKELIHOOD
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
@@ -116,7 +117,8 @@ class TaskRecipe:
         score: (example, prediction) → metric name → value in [0, 1].
         primary_metric: the metric that decides "did it help".
         metrics: every name that the scores of a row or of the corpus can have; `check` compares the config's metrics
-            with them. If empty, only `evaluate` finds unknown names.
+            with them. If empty, only `evaluate` finds unknown names. With `answer_likelihood` among them, the model's
+            probability of each row's own answer is measured, too (`evaluate.likelihood`).
         chance_level: the primary metric's value for a random answer.
         grammar: example → constraint for constrained decoding, where the task has one.
         aggregate: per-row scores → corpus scores; the mean by default.
@@ -133,9 +135,9 @@ class TaskRecipe:
             answer alone (`facts.thinking.answer_of`).
         parts: name → task, where this recipe is several tasks in one run (`recipes.mixed`): its metrics are theirs,
             each prefixed with the task's name and a dot, and its primary metric is the mean of their primary metrics.
-        free_text: whether answers are free text, which can be right in many words. Then the model's probability of each
-            row's own answer is a metric as well (`answer_likelihood`), and decides where the answers are long
-            (`evaluate.free_text`). It needs scores whose means are the corpus scores (no `aggregate` of its own).
+        free_text: whether answers are free text, which can be right in many words. Then `answer_likelihood` is measured
+            and decides where the answers are long (`evaluate.free_text`). It needs scores whose means are the corpus
+            scores (no `aggregate` of its own).
         column_names: column that the recipe reads → column of the rows, where the config renames some (`data.columns`).
         role_names: role → its name in the rows (`data.roles`).
         purpose: what a model learns by it, in a sentence.
@@ -166,6 +168,12 @@ class TaskRecipe:
     column_names: Mapping[str, str] = field(default_factory=dict)
     role_names: Mapping[str, str] = field(default_factory=dict)
     purpose: str = ""
+
+    @property
+    def measures_likelihood(self) -> bool:
+        """Return whether the model's probability of the rows' own answers is measured, of some tasks at least."""
+        own = self.free_text or LIKELIHOOD in self.metrics
+        return own or any(part.measures_likelihood for part in self.parts.values())
 
     def of(self, example: Example) -> TaskRecipe:
         """Return the task of an example: one of the parts, or this one."""

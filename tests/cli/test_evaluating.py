@@ -72,6 +72,25 @@ def test_gains_are_said_in_words(scored: Any, capsys: pytest.CaptureFixture[str]
     assert any(line.endswith("rows: 3 won, 1 lost, 0 tied") for line in said), said
 
 
+def test_what_the_loss_shows_beside_a_metric_that_does_not_move(
+    scored: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, summary = scored
+    other = {"a": "base", "outcome": "better", "headline": "", "loss_text": ""}
+    effects = [
+        other | {"b": "merged", "metric_text": "No clear change", "sentence": "No clear change; merged fits"},
+    ]
+    fit = {"decides": False, "reason": "", "losses": {"base": 2.0, "merged": 1.0}, "effects": effects}
+    summary["sets"]["eval"]["fit"] = fit | {"show_more": ["more steps (why)", "more rows to score (how many)"]}
+    say_scores(Output(), summary, run)
+    said = capsys.readouterr()
+    assert "No clear change; merged fits" in said.out
+    assert "merged does not differ significantly from base:" not in said.out
+    assert "merged+grammar does not differ significantly from base+grammar" in " ".join(said.out.split())
+    told = " ".join((said.out + said.err).split())
+    assert "what would show more: more steps (why); more rows to score (how many)" in told
+
+
 def test_rows_won_and_lost(scored: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run, summary = scored
     _say_rows(Output(), run, "eval", summary, 2)

@@ -56,9 +56,9 @@ def timed(
     *sets: EvalPromptSet,
     rates: DeviceRates = RATES,
     ranked: bool = False,
-    free_text: bool = False,
+    likelihood: bool = False,
 ):
-    found = estimate_scoring_time(*made, EvalPromptFacts(sets, ranked, free_text), 100, rates)
+    found = estimate_scoring_time(*made, EvalPromptFacts(sets, ranked, likelihood), 100, rates)
     assert found is not None
     return found
 
@@ -111,7 +111,7 @@ def test_reading_the_rows_own_answers_is_counted(tmp_path: Path) -> None:
         read_answer_likelihoods(model, tokenizer, rows, prompts, prompts[::-1], 8)
     real = roofline(tally.operations, RATES)[0]
     rows_set = EvalPromptSet("eval", 16, 96, 96.0, float(tokens))
-    planned = timed(made, rows_set, free_text=True).answering.high - timed(made, rows_set).answering.high
+    planned = timed(made, rows_set, likelihood=True).answering.high - timed(made, rows_set).answering.high
     assert planned / 2 == pytest.approx(real, rel=0.15), "of base and model; all but the logits of the answers"
 
 

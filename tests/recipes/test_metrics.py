@@ -49,7 +49,7 @@ def test_every_metric_is_said_and_no_other(name: str, monkeypatch: pytest.Monkey
     else:
         scores = [recipe.score(example, Prediction("")) for example in examples]
     given = {metric for row in (*scores, recipe.aggregate(scores)) for metric in row if not metric.startswith("_")}
-    if recipe.free_text:
+    if recipe.measures_likelihood:
         given.add(LIKELIHOOD)  # read from the model, whatever the answer
     assert set(recipe.metrics) == given
     assert len(recipe.metrics) == len(given)

@@ -17,7 +17,7 @@ from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.progress import OnProgress
 from surefit.core.rundir import write_atomic
 from surefit.core.units import truncate_text
-from surefit.facts.free_text import is_likelihood
+from surefit.facts.free_text import LIKELIHOOD_BESIDE_ANSWER, is_likelihood
 
 if TYPE_CHECKING:
     from surefit.evaluate.compare import AnswerComparison, ComparedRow, MetricComparison
@@ -163,6 +163,8 @@ def _say(out: Output, compared: AnswerComparison) -> None:
     rows = [_row(name, metric) for name, metric in compared.metrics.items()]
     columns = ["metric", "A", "B", "B - A, points", "won", "lost", "tied", "McNemar p", "could see"]
     out.table(f"{len(compared.rows):,} rows, 95 % intervals", columns, rows)
+    if is_likelihood(compared.metric):
+        out.note(LIKELIHOOD_BESIDE_ANSWER)
     for title, examples in (("won by B", compared.won()), ("lost by B", compared.lost())):
         _say_examples(out, title, examples)
     if compared.reason:
@@ -185,7 +187,7 @@ def _row(name: str, metric: MetricComparison) -> list[str]:
 
 
 def _verdict(compared: AnswerComparison) -> str:
-    if compared.fit is not None and is_likelihood(compared.metric):
+    if compared.fit is not None and (is_likelihood(compared.metric) or compared.fit.metric_text):
         return f"{replace(compared.fit, a='A', b='B').sentence}."
     main = compared.main
     rows = main.difference.wins + main.difference.losses + main.difference.ties

@@ -15,8 +15,17 @@ from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNDECIDED
 from surefit.core.rundir import RunDir, read_json
 from surefit.core.sampling import evenly_spaced
 from surefit.core.units import plural, truncate_text
-from surefit.evaluate.answers import BASELINE, GRAMMAR, base_variant, read_variant, select_tuned_variant
-from surefit.evaluate.free_text import CUT, READ_COUNTS
+from surefit.evaluate.answers import (
+    BASELINE,
+    CUT,
+    GRAMMAR,
+    READ_COUNTS,
+    base_variant,
+    read_variant,
+    select_tuned_variant,
+)
+from surefit.evaluate.free_text import SHOW_MORE
+from surefit.facts.free_text import LIKELIHOOD_BESIDE_ANSWER, is_likelihood
 
 if TYPE_CHECKING:
     from surefit.parallel.process_group import World
@@ -137,9 +146,8 @@ def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> in
 
 def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
     """Print, per set, a table of the variants, a table of the other metrics, and the gains on the primary metric."""
-    primary = summary["primary_metric"]
     for name, set_summary in summary["sets"].items():
-        variants = set_summary["variants"]
+        primary, variants = set_summary["primary_metric"], set_summary["variants"]
         models = list(dict.fromkeys(variant.removesuffix(GRAMMAR) for variant in variants))
         grammar = any(variant.endswith(GRAMMAR) for variant in variants)
         free = any(not v.endswith(GRAMMAR) and not v.startswith(BASELINE) for v in variants)
@@ -200,9 +208,9 @@ def _both_losses(losses: dict[str, float], variant: str, modes: Sequence[tuple[s
 
 
 def _is_told_as_fit(pair: dict[str, Any], fit: dict[str, Any] | None) -> bool:
-    """Return whether `_say_fit` says what a comparison of the likelihoods would."""
-    pairs = [(effect["a"], effect["b"]) for effect in fit["effects"]] if fit and fit["decides"] else []
-    return (pair["a"], pair["b"]) in pairs
+    """Return whether `_say_fit` says what the comparison would: of likelihoods, or with what they show beside it."""
+    effects = fit["effects"] if fit else []
+    return (pair["a"], pair["b"]) in [(e["a"], e["b"]) for e in effects if (fit or {})["decides"] or e["metric_text"]]
 
 
 def _say_fit(out: Output, fit: dict[str, Any], records: dict[str, dict[str, Any]]) -> None:
@@ -211,6 +219,8 @@ def _say_fit(out: Output, fit: dict[str, Any], records: dict[str, dict[str, Any]
         out.say(effect["sentence"])
     if fit["reason"]:
         out.note(f"{fit['reason']}")
+    if fit.get("show_more"):
+        out.note(f"{SHOW_MORE}: {'; '.join(fit['show_more'])}")
     counts = [{key: record.get(key, 0) for key in READ_COUNTS} for record in records.values() if CUT in record]
     cut, unread = (max((count[key] for count in counts), default=0) for key in READ_COUNTS)
     if cut:
@@ -263,7 +273,7 @@ def comparison_sentence(pair: dict[str, Any]) -> str:
 
 def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], count: int) -> None:
     """Print rows that the tuned model won and lost against the base, spread evenly over all of them."""
-    primary, variants = summary["primary_metric"], summary["sets"][name]["variants"]
+    primary, variants = summary["sets"][name]["primary_metric"], summary["sets"][name]["variants"]
     tuned = select_tuned_variant(variants)
     base = base_variant(tuned) if tuned else "base"
     if tuned is None or base not in variants:
@@ -271,6 +281,8 @@ def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], coun
         return
     pairs = zip(read_variant(run, name, base).lines, read_variant(run, name, tuned).lines, strict=True)
     scored_pairs = [(a, b, b["scores"][primary] - a["scores"][primary]) for a, b in pairs if primary in a["scores"]]
+    if is_likelihood(primary):
+        out.note(LIKELIHOOD_BESIDE_ANSWER)
     for word, sign in (("won", 1), ("lost", -1)):
         rows = [(a, b) for a, b, difference in scored_pairs if sign * difference > 0]
         out.say(f"{name}: {plural(len(rows), 'row')} {word} by {tuned} against {base}", "bold")

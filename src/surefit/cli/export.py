@@ -238,7 +238,6 @@ def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path
     from surefit.evaluate.estimates import compute_estimates
     from surefit.evaluate.generation_settings import list_generation_settings
     from surefit.evaluate.inference import LocalModel
-    from surefit.evaluate.likelihood import measures_likelihood
     from surefit.evaluate.rows import predictions_from_answers, score_rows, select_eval_rows
     from surefit.merge.quantised import reload_converted
     from surefit.model.tokenizer import load_tokenizer
@@ -256,7 +255,7 @@ def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path
     with out.progress("scoring") as on_progress:
         answers = respondent.answer(rows, prompts, settings, on_progress)
     scores = score_rows(run.recipe, rows, predictions_from_answers(run.recipe, rows, answers))
-    if measures_likelihood(run.recipe):
+    if run.recipe.measures_likelihood:
         likelihoods = respondent.likelihoods(rows, prompts, settings).scores
         scores = [row | likelihood for row, likelihood in zip(scores, likelihoods, strict=True)]
     estimates = compute_estimates(scores, run.recipe)

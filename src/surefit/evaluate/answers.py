@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,10 @@ BASELINE = "baseline:"
 GRAMMAR = "+grammar"
 """Suffix of the names of variants that answered under a grammar."""
 PREDICTIONS = ".predictions.jsonl"
+READ_COUNTS = CUT, UNREAD = ("answers_cut", "answers_unread")
+"""Counts of a variant's record: answers of which only the beginning was read, and answers of which nothing was."""
+READ_WITH = "likelihoods_read_with"
+"""Key of a variant's record: tokenizer (hash of the vocabulary) and max_length of its likelihoods."""
 _CHECKPOINT = re.compile(r"step-(\d+)")
 MODELS = ("base", "adapter", "merged", "model", "served")
 """Every model of a run, in the order of training; the served model is the tuned model behind a server."""
@@ -33,6 +37,8 @@ class Answers:
         recipe: name of the recipe that scored them; None if the file does not say.
         version: version of that recipe.
         run: the run directory they belong to, if any.
+        read_with: tokenizer and max_length of the likelihoods, and whether an answer was cut; empty without a record of
+            it.
     """
 
     name: str
@@ -40,6 +46,7 @@ class Answers:
     recipe: str | None
     version: int | None
     run: RunDir | None = None
+    read_with: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def judged_by(self) -> tuple[str | None, int | None]:
@@ -120,7 +127,7 @@ def read_run(text: str, set_name: str) -> Answers:
         )
     assert selected is not None
     answers = read_variant(run, set_name, selected)
-    return Answers(f"{directory}:{selected}", answers.lines, answers.recipe, answers.version, run)
+    return replace(answers, name=f"{directory}:{selected}")
 
 
 def list_scored_variants(run: RunDir, set_name: str) -> list[str]:
@@ -165,7 +172,10 @@ def _read_file(path: Path, name: str | None = None, run: RunDir | None = None) -
     record: Mapping[str, Any] = (
         read_json(record_path) if path.name.endswith(PREDICTIONS) and record_path.exists() else lines[0]
     )
-    return Answers(name or str(path), lines, record.get("recipe"), record.get("recipe_version"), run)
+    read_with = record.get(READ_WITH) or {}
+    if read_with:
+        read_with = {**read_with, CUT: record.get(CUT, 0)}
+    return Answers(name or str(path), lines, record.get("recipe"), record.get("recipe_version"), run, read_with)
 
 
 def align_answers(a: Answers, b: Answers) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from surefit.evaluate.distributed import score_distributed
 from surefit.evaluate.free_text import choose_metric
 from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
 from surefit.evaluate.inference import LocalModel
-from surefit.evaluate.likelihood import measures_likelihood, pair_with_other_prompts
+from surefit.evaluate.likelihood import pair_with_other_prompts
 from surefit.evaluate.paired import paired_differences
 from surefit.evaluate.record import ResultStore
 from surefit.evaluate.rows import EvalRows, require_scorable, select_eval_rows
@@ -116,7 +116,7 @@ def _rows(config: SureFitConfig, recipe: TaskRecipe, run: RunDir, held_out: Exam
         )
     rows = select_eval_rows(SET, held_out, config.evaluate.max_examples)
     require_scorable(rows, recipe, config.evaluate.samples)
-    return pair_with_other_prompts(rows) if measures_likelihood(recipe) else rows
+    return pair_with_other_prompts(rows) if recipe.measures_likelihood else rows
 
 
 class _Queue:

@@ -17,7 +17,14 @@ from surefit.core.errors import ConfigError, DataError, did_you_mean
 from surefit.core.sampling import evenly_spaced
 from surefit.evaluate.answers import BASELINE, Answers, align_answers, list_scored_variants, read_answers, read_run
 from surefit.evaluate.estimates import compute_estimates
-from surefit.evaluate.free_text import FitEffect, choose_metric_of_scores, measure_fit_effect
+from surefit.evaluate.free_text import (
+    FitEffect,
+    beside_metric,
+    choose_metric_of_scores,
+    drop_likelihoods,
+    measure_fit_effect,
+    unlike_readings,
+)
 from surefit.evaluate.paired import ScoreRows, paired_differences
 from surefit.evaluate.stats import MeanInterval, PairedDifference, Verdict, detectable_difference, spread_of_difference
 from surefit.facts.free_text import is_likelihood
@@ -86,8 +93,8 @@ class AnswerComparison:
         metric: the metric of the verdict.
         metrics: every metric, that of the verdict first.
         rows: all rows, in the order of b.
-        fit: how well both fit free-text answers; None where no likelihoods were read.
-        reason: why this metric decides, where answers are free text.
+        fit: how well both fit the rows' answers; None where no likelihoods were read, or they cannot be compared.
+        reason: why this metric decides, where answers are free text; and why likelihoods are not compared (`unlike`).
     """
 
     a: str
@@ -98,6 +105,7 @@ class AnswerComparison:
     rows: list[ComparedRow]
     fit: FitEffect | None = None
     reason: str = ""
+    unlike: bool = False
 
     @property
     def main(self) -> MetricComparison:
@@ -214,8 +222,13 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
     """
     lines = align_answers(a, b)
     before, after = ([line["scores"] for line in side] for side in (lines, b.lines))
+    unlike = unlike_readings(a, b)
+    if unlike:
+        before, after = drop_likelihoods(before), drop_likelihoods(after)
     choice = choose_metric_of_scores(recipe, b.lines, (before, after))
-    recipe = choice.recipe
+    recipe, reason = choice.recipe, choice.reason
+    if unlike:
+        reason = f"likelihoods are not compared, because {unlike}; {recipe.primary_metric.replace('_', ' ')} decides"
     differences = paired_differences(a.name, b.name, before, after, recipe)
     main = metric or recipe.primary_metric
     if main not in differences:
@@ -232,8 +245,12 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
     }
     values = _values_per_row(before, after, main, recipe)
     rows = [ComparedRow(*row) for row in zip(lines, b.lines, values, strict=True)]
-    fit = measure_fit_effect(a.name, b.name, before, after) if recipe.free_text else None
-    return AnswerComparison(a.name, b.name, recipe.name, main, metrics, rows, fit, choice.reason)
+    fit = measure_fit_effect(a.name, b.name, before, after)
+    if fit is not None and not is_likelihood(main):
+        diff = differences[main]
+        means = (old[main].mean, new[main].mean)
+        fit = beside_metric(fit, main, (diff.low, diff.high), means, (before, after), between_runs=True)
+    return AnswerComparison(a.name, b.name, recipe.name, main, metrics, rows, fit, reason, bool(unlike))
 
 
 def _sensitivity(

@@ -71,6 +71,7 @@ def merge_results(parts: Sequence[VariantResult]) -> VariantResult:
         max(part.seconds or 0.0 for part in parts),
         sum(part.tokens or 0 for part in parts),
         {name: sum(part.read_counts.get(name, 0) for part in parts) for name in first.read_counts},
+        first.read_with,
     )
 
 

@@ -1,6 +1,8 @@
-"""Judgment of free-text answers: which metric decides, and what training did to how well the model fits them.
+"""Which metric decides, and what training did to how well the model fits the rows' answers.
 
-Torch-free. The one place that decides between exact match and likelihood, and that words the outcome.
+Torch-free. The one place that decides between exact match and likelihood, and that words the outcome. Where another
+metric decides, the likelihood stands beside it: a metric that shows no clear change does not say that training had no
+effect.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from surefit.evaluate.answers import GRAMMAR
+from surefit.evaluate.answers import CUT, GRAMMAR, Answers
 from surefit.evaluate.paired import ScoreRows
 from surefit.evaluate.stats import PairedDifference, paired_aggregates, paired_bootstrap
 from surefit.facts.free_text import LIKELIHOOD, SHORT_ANSWER, median_words
@@ -20,8 +22,6 @@ from surefit.task import Example, Scores, TaskRecipe, mean_scores
 LOSS, OTHER_LOSS = "_answer_loss", "_other_prompt_loss"
 """Row scores that are no metrics: nats per token of the answer behind its own prompt, and behind another row's."""
 SHARE = "prompt_share"
-READ_COUNTS = CUT, UNREAD = ("answers_cut", "answers_unread")
-"""Counts of a variant's record: answers of which only the beginning was read, and answers of which nothing was."""
 
 FitOutcome = Literal["better", "worse", "unclear", "mixed", "wording", "unsure"]
 """How a model fits the answers, compared with another one; "wording": better, but no more because of their prompts;
@@ -40,18 +40,27 @@ PHRASES: dict[FitOutcome, str] = {
 """What a sentence says of the second model. None of them is "better": a likely answer need not be a good one."""
 
 
+SHOW_MORE = "what would show more"
+"""Begins the list of `evaluate.show_more`."""
+
+
 @dataclass(frozen=True)
 class MetricChoice:
     """The metric that decides, as the primary metric of `recipe`, and why.
 
     Attributes:
-        words: the median number of words of the answers; None where the recipe's answers are no free text.
+        words: the median number of words of the answers; None where their length decides nothing.
         reason: a sentence; empty likewise.
     """
 
     recipe: TaskRecipe
     words: float | None = None
     reason: str = ""
+
+    @property
+    def by_likelihood(self) -> bool:
+        """Return whether the likelihood decides."""
+        return self.recipe.primary_metric == LIKELIHOOD
 
 
 def choose_metric(recipe: TaskRecipe, examples: Sequence[Example], server: bool = False) -> MetricChoice:
@@ -60,7 +69,7 @@ def choose_metric(recipe: TaskRecipe, examples: Sequence[Example], server: bool 
     A run of several tasks keeps the mean of the tasks' own metrics, with the likelihood beside them.
 
     Args:
-        examples: the held-out rows.
+        examples: the rows of one set: each set is decided by its own answers.
         server: whether the trained model answers behind a server, which gives no likelihood of a given text.
     """
     answers = (strip_reasoning(example.completion) for example in examples if example.completion)
@@ -74,7 +83,7 @@ def choose_metric(recipe: TaskRecipe, examples: Sequence[Example], server: bool 
         return MetricChoice(
             recipe,
             words,
-            f"{other} decides: {length}, and answers of up to {SHORT_ANSWER} can be matched word for word",
+            f"{other} decides: {length}, and answers of up to {SHORT_ANSWER} words can be matched word for word",
         )
     if server:
         reason = (
@@ -111,6 +120,9 @@ class FitEffect:
         prompt_a, prompt_b: the share of the loss behind another row's prompt that the row's own prompt removes; None
             where no row has another prompt.
         prompt_change: b's share minus a's, with its interval.
+        n: rows whose answers both models were read on.
+        metric_text: that another metric, which decides, shows no clear change; empty where the likelihood decides, or
+            that metric is clear.
     """
 
     a: str
@@ -122,10 +134,14 @@ class FitEffect:
     prompt_a: float | None = None
     prompt_b: float | None = None
     prompt_change: tuple[float, float, float] | None = None
+    n: int | None = None
+    metric_text: str = ""
 
     @property
     def headline(self) -> str:
-        """Return the outcome as a headline."""
+        """Return the outcome as a headline, with what the metric says that decides."""
+        if self.metric_text:
+            return f"{self.metric_text}; the trained model {PHRASES[self.outcome]}"
         return f"The trained model {PHRASES[self.outcome]}"
 
     @property
@@ -133,7 +149,8 @@ class FitEffect:
         """Return the outcome in a sentence with both models' names and the numbers."""
         other = f"than {self.a}" if self.outcome in ("better", "worse") else f"(against {self.a})"
         numbers = "; ".join(text for text in (self.loss_text, self.prompt_text) if text)
-        return f"{self.b} {PHRASES[self.outcome]} {other}: {numbers}"
+        metric = f"{self.metric_text}; " if self.metric_text else ""
+        return f"{metric}{self.b} {PHRASES[self.outcome]} {other}: {numbers}"
 
     @property
     def loss_text(self) -> str:
@@ -152,8 +169,8 @@ class FitEffect:
             return ""
         difference, low, high = (100 * value for value in self.prompt_change)
         text = (
-            f"a row's own prompt removes {_percent(self.prompt_a)} → {_percent(self.prompt_b)} of the loss that its "
-            f"answer has behind another row's prompt ({difference:+.0f} points [{low:+.0f}, {high:+.0f}])"
+            f"with its own prompt an answer's loss is {_lower(self.prompt_b)} than with another row's "
+            f"({self.a}: {_lower(self.prompt_a)}; {difference:+.0f} points [{low:+.0f}, {high:+.0f}])"
         )
         if self.outcome != "wording":
             return text
@@ -167,8 +184,14 @@ class FitEffect:
         return asdict(self) | texts
 
 
-def _percent(share: float) -> str:
-    return f"{round(100 * share)} %"
+def _lower(share: float) -> str:
+    """Return by how much a loss is lower, which may be negative.
+
+    >>> _lower(0.56), _lower(-0.02)
+    ('56 % lower', '2 % higher')
+    """
+    percent = round(100 * share)
+    return f"{-percent} % higher" if percent < 0 else f"{percent} % lower"
 
 
 def _perplexity(loss: float) -> str:
@@ -186,7 +209,8 @@ def measure_fit_effect(a: str, b: str, before: ScoreRows, after: ScoreRows) -> F
     the row's own prompt removes has grown by more than chance, too: shuffled answers raise the likelihood, but not that
     share.
     """
-    pairs = [(old, new) for old, new in zip(before, after, strict=True) if LOSS in old and LOSS in new]
+    likelihoods = zip(map(_likelihoods, before), map(_likelihoods, after), strict=True)
+    pairs = [(old, new) for old, new in likelihoods if LOSS in old and LOSS in new]
     if not pairs:
         return None
     likelihood, gain = _paired(pairs, LIKELIHOOD, 1.0), _paired(pairs, LOSS, -1.0)
@@ -199,17 +223,49 @@ def measure_fit_effect(a: str, b: str, before: ScoreRows, after: ScoreRows) -> F
     change = (-gain.difference, -gain.high, -gain.low)
     prompted = [pair for pair in pairs if OTHER_LOSS in pair[0] and OTHER_LOSS in pair[1]]
     if not prompted:
-        return FitEffect(a, b, outcome, losses[0], losses[1], change)
+        return FitEffect(a, b, outcome, losses[0], losses[1], change, n=len(pairs))
     old_rows, new_rows = ([pair[side] for pair in prompted] for side in (0, 1))
     share = paired_aggregates(old_rows, new_rows, _share_of_prompt)[SHARE]
     if outcome == "better" and share[1] <= 0:
         outcome = "wording" if share[2] <= NO_MORE else "unsure"
     shares = [_share_of_prompt(rows)[SHARE] for rows in (old_rows, new_rows)]
-    return FitEffect(a, b, outcome, losses[0], losses[1], change, shares[0], shares[1], share)
+    return FitEffect(a, b, outcome, losses[0], losses[1], change, shares[0], shares[1], share, len(pairs))
 
 
 def _paired(pairs: Sequence[tuple[Scores, Scores]], name: str, sign: float) -> PairedDifference:
     return paired_bootstrap([sign * old[name] for old, _ in pairs], [sign * new[name] for _, new in pairs])
+
+
+def _likelihoods(row: Scores) -> Scores:
+    """Return a row's likelihood and losses without the prefix of its task.
+
+    >>> _likelihoods({"chat.answer_likelihood": 0.5, "_chat.answer_loss": 0.7, "chat.exact_match": 0.0})
+    {'answer_likelihood': 0.5, '_answer_loss': 0.7}
+    """
+    names = {name: name.rpartition(".")[2].removeprefix("_") for name in row}
+    plain = {name: f"_{last}" if name.startswith("_") else last for name, last in names.items()}
+    return {plain[name]: value for name, value in row.items() if plain[name] in (LIKELIHOOD, LOSS, OTHER_LOSS)}
+
+
+def drop_likelihoods(rows: ScoreRows) -> list[Scores]:
+    """Return the scores without likelihoods and the losses behind them."""
+    return [{name: value for name, value in row.items() if not _likelihoods({name: value})} for row in rows]
+
+
+def unlike_readings(a: Answers, b: Answers) -> str:
+    """Return why the likelihoods of two sides cannot be compared; empty where they can.
+
+    A loss per token depends on the tokens: other vocabularies cut an answer into other pieces. Other limits matter
+    where one of them cut an answer.
+    """
+    if not (a.read_with and b.read_with):
+        return ""
+    if a.read_with["tokenizer"] != b.read_with["tokenizer"]:
+        return "their tokenizers differ, so that their losses per token are of other tokens"
+    limits = (a.read_with["max_length"], b.read_with["max_length"])
+    if limits[0] != limits[1] and (a.read_with[CUT] or b.read_with[CUT]):
+        return f"answers were read up to data.max_length, which is {limits[0]} and {limits[1]}"
+    return ""
 
 
 def _share_of_prompt(rows: Sequence[Scores]) -> Scores:
@@ -223,24 +279,89 @@ def _share_of_prompt(rows: Sequence[Scores]) -> Scores:
     return {SHARE: 1 - own / other if other > 0 else 0.0}
 
 
-def describe_fit(choice: MetricChoice, variants: Mapping[str, ScoreRows]) -> dict[str, Any] | None:
+def describe_fit(
+    choice: MetricChoice,
+    variants: Mapping[str, ScoreRows],
+    estimates: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
+    comparisons: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any] | None:
     """Return a set's entry `fit` in eval/summary.json: the losses of all variants, and what training changed; None
-    where the recipe's answers are no free text."""
-    if choice.words is None:
-        return None
-    measured = {name: [row for row in rows if LOSS in row] for name, rows in variants.items()}
+    where no likelihoods are measured.
+
+    Args:
+        estimates: variant → metric → its mean, and comparisons: as in eval/summary.json. With them an effect says what
+            the metric shows that decides.
+    """
+    plain = {name: [_likelihoods(row) for row in rows] for name, rows in variants.items()}
+    measured = {name: [row for row in rows if LOSS in row] for name, rows in plain.items()}
     losses = {name: math.fsum(row[LOSS] for row in rows) / len(rows) for name, rows in measured.items() if rows}
+    if choice.words is None and not losses:
+        return None
     bases = [name for name in losses if name.removesuffix(GRAMMAR) == "base"]
-    effects = [
+    found = [
         measure_fit_effect(base, name, variants[base], variants[name])
         for base in bases
         for name in losses
         if name not in bases and name.endswith(GRAMMAR) == base.endswith(GRAMMAR)
     ]
+    effects = [effect for effect in found if effect is not None]
+    if not choice.by_likelihood and estimates is not None:
+        effects = [_beside(choice.recipe.primary_metric, e, variants, estimates, comparisons) for e in effects]
     return {
         "median_words": choice.words,
-        "decides": choice.recipe.primary_metric == LIKELIHOOD,
+        "decides": choice.by_likelihood,
         "reason": choice.reason,
         "losses": losses,
-        "effects": [effect.document() for effect in effects if effect is not None],
+        "effects": [effect.document() for effect in effects],
     }
+
+
+def _beside(
+    metric: str,
+    effect: FitEffect,
+    variants: Mapping[str, ScoreRows],
+    estimates: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    comparisons: Sequence[Mapping[str, Any]],
+) -> FitEffect:
+    """Return the effect with what the metric says that decides, where that metric shows no clear change."""
+    pair = next((c for c in comparisons if (c["a"], c["b"], c["metric"]) == (effect.a, effect.b, metric)), None)
+    if pair is None:
+        return effect
+    means = (estimates[effect.a][metric]["mean"], estimates[effect.b][metric]["mean"])
+    rows = (variants[effect.a], variants[effect.b])
+    return beside_metric(effect, metric, tuple(pair["ci95"]), means, rows)
+
+
+def beside_metric(
+    effect: FitEffect,
+    metric: str,
+    interval: tuple[float, float],
+    means: tuple[float, float],
+    rows: tuple[ScoreRows, ScoreRows],
+    *,
+    between_runs: bool = False,
+) -> FitEffect:
+    """Return the effect with what the deciding metric says, if that is unclear and the effect is not.
+
+    >>> rows = [{"exact_match": 0.0}] * 40
+    >>> effect = FitEffect("base", "merged", "better", 2.0, 1.0, (-1.0, -1.1, -0.9))
+    >>> beside_metric(effect, "exact_match", (-0.1, 0.1), (0.0, 0.0), (rows, rows)).metric_text
+    'No clear change of exact match (0 of 40 before and after)'
+    """
+    if effect.outcome == "unclear" or interval[0] > 0 or interval[1] < 0:
+        return effect
+    old, new = (_score_text(metric, *side) for side in zip(means, rows, strict=True))
+    name = metric.replace("_", " ")
+    if between_runs:
+        values = f"{old} in both" if old == new else f"{old} and {new}"
+        return replace(effect, metric_text=f"No clear difference in {name} ({values})")
+    values = f"{old} before and after" if old == new else f"{old} before, {new} after"
+    return replace(effect, metric_text=f"No clear change of {name} ({values})")
+
+
+def _score_text(metric: str, mean: float, rows: ScoreRows) -> str:
+    """Return a score as "3 of 40" where rows are right or wrong, else as a percentage."""
+    values = [row[metric] for row in rows if metric in row]
+    if values and {*values} <= {0.0, 1.0}:
+        return f"{sum(values):.0f} of {len(values):,}"
+    return f"{100 * mean:.1f} %"

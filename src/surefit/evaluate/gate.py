@@ -34,6 +34,7 @@ from surefit.evaluate.answers import (
     select_tuned_variant,
 )
 from surefit.evaluate.estimates import compute_estimates
+from surefit.evaluate.free_text import unlike_readings
 from surefit.evaluate.paired import ScoreRows, paired_differences
 from surefit.evaluate.stats import MeanInterval, PairedDifference, rows_to_rule_out
 from surefit.facts.free_text import is_likelihood
@@ -119,7 +120,7 @@ def _check_reference(
 ) -> Iterator[GateCondition]:
     """Yield the conditions that the tuned model is not worse than the reference, for the metric or for each task."""
     assert gate.not_worse_than is not None
-    name, before = _reference(gate.not_worse_than, recipe, scored, tuned, run)
+    name, before = _reference(gate.not_worse_than, recipe, metric, scored, tuned, run)
     if before is None:
         yield GateCondition("cannot tell", f"{name} has not been scored")
         return
@@ -174,7 +175,7 @@ def _more_rows(
 
 
 def _reference(
-    wanted: str, recipe: TaskRecipe, scored: Mapping[str, ScoreRows], tuned: str, run: RunDir | None
+    wanted: str, recipe: TaskRecipe, metric: str, scored: Mapping[str, ScoreRows], tuned: str, run: RunDir | None
 ) -> tuple[str, ScoreRows | None]:
     if wanted == "base":
         return "the base", scored.get(base_variant(tuned))
@@ -183,6 +184,13 @@ def _reference(
     assert run is not None
     answers, other_answers = read_variant(run, "eval", tuned), read_run(wanted, "eval")
     _require_same_judge(answers, other_answers)
+    unlike = unlike_readings(other_answers, answers)
+    if unlike and is_likelihood(metric):
+        raise DataError(
+            f"the likelihoods cannot be compared, because {unlike}",
+            code="E7920",
+            help="set evaluate.gate.metric to a metric of the generated answers",
+        )
     return f"{other_answers.name}", [line["scores"] for line in align_answers(other_answers, answers)]
 
 

@@ -13,7 +13,7 @@ from surefit.data.rows.layouts import Examples
 from surefit.data.rows.shorten import build_prompt_cutter
 from surefit.evaluate.generation_settings import list_generation_settings
 from surefit.evaluate.inference import LocalModel
-from surefit.evaluate.likelihood import measures_likelihood, pair_with_other_prompts
+from surefit.evaluate.likelihood import pair_with_other_prompts
 from surefit.evaluate.rows import predictions_from_answers, score_rows, select_eval_rows
 from surefit.evaluate.settings import require_evaluation_settings
 from surefit.model.prepare import reads_padding
@@ -44,7 +44,7 @@ def build_scorer(
     rows = select_eval_rows("eval", held_out, config.evaluate.max_examples)
     cut = build_prompt_cutter(config, tokenizer)
     prompts = LocalModel(None, tokenizer, recipe, cut).prompts(rows)
-    reads_answers = measures_likelihood(recipe)
+    reads_answers = recipe.measures_likelihood
     if reads_answers:
         rows = pair_with_other_prompts(rows)
 

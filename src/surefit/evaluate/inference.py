@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefit.core.errors import DataError, errors_at
 from surefit.core.progress import OnProgress, ignore_progress, offset_progress
+from surefit.data.tokens.cache import vocabulary_digest
 from surefit.data.tokens.tokenize import tokenize_beginning, tokenize_label_prompt, tokenize_prompt
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.generation_settings import GenerationSettings
@@ -65,6 +66,7 @@ class LocalModel:
     ) -> None:
         self.model, self.tokenizer, self.recipe, self.cut = model, tokenizer, recipe, cut
         self.max_length = max_length
+        self._read: dict[tuple[tuple[int, str], ...], AnswerLikelihoods] = {}
 
     def prompts(self, rows: EvalRows) -> list[list[int]]:
         tokenize = tokenize_prompt if self.recipe.choices is None else tokenize_label_prompt
@@ -102,30 +104,38 @@ class LocalModel:
         return _group_samples(generations, way.samples)
 
     def likelihoods(self, rows: EvalRows, prompts: Sequence[list[int]], way: GenerationSettings) -> AnswerLikelihoods:
-        """Return the likelihoods of the free-text answers; other rows have none."""
-        free = [n for n, example in enumerate(rows.examples) if self.recipe.of(example).free_text]
-        chosen = rows.subset(free)
-        others: list[list[int] | None] = [None] * len(free)
-        paired = [n for n, other in enumerate(chosen.others) if other is not None]
-        other_rows = EvalRows(
-            paired, [other for other in chosen.others if other is not None], [chosen.where[n] for n in paired]
-        )
-        for n, prompt in zip(paired, self.prompts(other_rows), strict=True):
-            others[n] = prompt
-        found = read_answer_likelihoods(
-            self.model,
-            self.tokenizer,
-            chosen,
-            [prompts[n] for n in free],
-            others,
-            way.decoding.batch_size,
-            self.max_length,
-        )
+        """Return the likelihoods of the rows whose task measures them; other rows have none. They are read once: a
+        grammar changes answers, but no likelihood."""
+        key = tuple(zip(rows.indices, rows.where, strict=True))
+        if key not in self._read:
+            self._read[key] = self._read_likelihoods(rows, prompts, way.decoding.batch_size)
+        return self._read[key]
+
+    def _read_likelihoods(self, rows: EvalRows, prompts: Sequence[list[int]], batch_size: int) -> AnswerLikelihoods:
+        measured = [n for n, example in enumerate(rows.examples) if self.recipe.of(example).measures_likelihood]
+        chosen = rows.subset(measured)
+        others = self._other_prompts(rows, prompts, chosen)
+        own = [prompts[n] for n in measured]
+        found = read_answer_likelihoods(self.model, self.tokenizer, chosen, own, others, batch_size, self.max_length)
         scores: list[Scores] = [{} for _ in range(len(rows))]
-        for n, row_scores in zip(free, found.scores, strict=True):
+        for n, row_scores in zip(measured, found.scores, strict=True):
             part = rows.examples[n].part
             scores[n] = row_scores if part is None else add_task_prefix(part, row_scores)
-        return AnswerLikelihoods(scores, found.counts)
+        read_with = {"tokenizer": vocabulary_digest(self.tokenizer), "max_length": self.max_length}
+        return AnswerLikelihoods(scores, found.counts, read_with)
+
+    def _other_prompts(self, rows: EvalRows, prompts: Sequence[list[int]], chosen: EvalRows) -> list[list[int] | None]:
+        """Return the prompt of each row's other row, if it has one; only those are made that `prompts` lacks."""
+        made = {id(example): prompt for example, prompt in zip(rows.examples, prompts, strict=True)}
+        missing = [
+            (other, where)
+            for other, where in zip(chosen.others, chosen.where, strict=False)
+            if other is not None and id(other) not in made
+        ]
+        examples, where = [other for other, _ in missing], [place for _, place in missing]
+        made_now = self.prompts(EvalRows(list(range(len(missing))), examples, where))
+        made |= {id(other): prompt for (other, _), prompt in zip(missing, made_now, strict=True)}
+        return [None if other is None else made[id(other)] for other in chosen.others] or [None] * len(chosen)
 
 
 class ServerModel:

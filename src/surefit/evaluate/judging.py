@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from surefit.core.progress import OnProgress, ignore_progress
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.answers import BASELINE
 from surefit.evaluate.generation_settings import GenerationSettings
 from surefit.evaluate.inference import PromptModel, answer_rows
-from surefit.evaluate.likelihood import measures_likelihood
 from surefit.evaluate.record import VariantResult, baseline_settings
 from surefit.evaluate.rows import (
     EvalRows,
@@ -32,22 +32,24 @@ def score_variant(
     kept: AnswerCache,
     on_progress: OnProgress = ignore_progress,
 ) -> VariantResult:
-    """Generate one variant's answers to these rows with one set of settings, and score them; where answers are free
-    text, read the likelihood of the rows' own as well. Only `kept` is written to disk."""
+    """Generate one variant's answers to these rows with one set of settings, and score them; where the recipe
+    measures it, read the likelihood of the rows' own as well. Only `kept` is written to disk."""
     prompted = answer_rows(respondent, recipe, rows, way, kept, on_progress)
     predictions = predictions_from_answers(recipe, rows, prompted.answers)
     scores = score_rows(recipe, rows, predictions)
     read_counts: dict[str, int] = {}
-    if measures_likelihood(recipe) and (found := respondent.likelihoods(rows, prompted.prompts, way)) is not None:
+    read_with: dict[str, Any] = {}
+    if recipe.measures_likelihood and (found := respondent.likelihoods(rows, prompted.prompts, way)) is not None:
         scores = [row | likelihood for row, likelihood in zip(scores, found.scores, strict=True)]
-        read_counts = found.counts
+        read_counts, read_with = found.counts, found.read_with
     lines = [
         build_prediction_line(rows, place, predictions[place], scores[place], prompt=respondent.shown(prompt))
         for place, prompt in enumerate(prompted.prompts)
     ]
     tokens = sum(answer.tokens for answer in prompted.answers)
     counts = _count_failures([prediction for answer in predictions for prediction in row_samples(answer)])
-    return VariantResult(variant, lines, way.settings, way.costs, *counts, prompted.seconds, tokens, read_counts)
+    about_time = (prompted.seconds, tokens)
+    return VariantResult(variant, lines, way.settings, way.costs, *counts, *about_time, read_counts, read_with)
 
 
 def score_baseline(name: str, recipe: TaskRecipe, rows: EvalRows, samples: int = 1) -> VariantResult:

@@ -1,9 +1,9 @@
 """Likelihood of the held-out answers: what a model gives for the row's own answer, read in one forward pass.
 
-Generated answers of more than a few words are never equal to the row's answer, so exact match cannot show what
-training did to them. The log-probability of the row's answer can: it is what training raises. Only the tokens of the
-answer count. What the chat template writes around it (role headers, the end of the turn, the newline behind it) is
-learned by any training on any rows, as is the thought before an answer, which is given.
+Generated answers of more than a few words are never equal to the row's answer, and a small model solves none of its
+problems, so exact match cannot show what training did. The log-probability of the row's answer can: it is what training
+raises. Only the tokens of the answer count. What the chat template writes around it (role headers, the end of the turn,
+the newline behind it) is learned by any training on any rows, as is the thought before an answer, which is given.
 
 The same answer is also read behind another row's prompt. A model that has learned only how answers are written finds it
 as likely there; the share of the loss that the row's own prompt removes is what the model knows of the prompt.
@@ -17,7 +17,7 @@ import math
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -28,13 +28,14 @@ from surefit.core.errors import DataError, ModelError
 from surefit.core.gc_pause import pause_gc
 from surefit.data.tokens.collate import collate
 from surefit.data.tokens.tokenize import encode_turns
-from surefit.evaluate.free_text import CUT, LOSS, OTHER_LOSS, UNREAD
+from surefit.evaluate.answers import CUT, UNREAD
+from surefit.evaluate.free_text import LOSS, OTHER_LOSS
 from surefit.evaluate.rows import EvalRows
 from surefit.facts.free_text import LIKELIHOOD
 from surefit.facts.thinking import strip_reasoning
 from surefit.generate.engine import generation_mode, memory_errors, padding_id
 from surefit.model.output_head import OutputHead, keep_hidden_states, separate_decoder
-from surefit.task import Example, Scores, TaskRecipe
+from surefit.task import Example, Scores
 
 TRIES = 50
 """Rows that are looked at for one with another prompt and another answer."""
@@ -118,10 +119,16 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class AnswerLikelihoods:
-    """The scores of each row (empty where nothing could be read), and the counts for the variant's record."""
+    """The scores of each row (empty where nothing could be read), and what the variant's record says of them.
+
+    Attributes:
+        counts: rows of which only a part was read, or nothing.
+        read_with: what likelihoods of equal answers depend on besides the model: tokenizer and `max_length`.
+    """
 
     scores: list[Scores]
     counts: dict[str, int]
+    read_with: dict[str, Any] = field(default_factory=dict)
 
 
 def read_answer_likelihoods(
@@ -265,8 +272,3 @@ def _gather(logits: torch.Tensor, targets: torch.Tensor) -> list[float]:
     logs = torch.log_softmax(logits.float(), dim=-1)
     values: list[float] = logs.gather(1, targets.to(logs.device)[:, None]).squeeze(1).tolist()
     return values
-
-
-def measures_likelihood(recipe: TaskRecipe) -> bool:
-    """Return whether some answers of a recipe are free text."""
-    return recipe.free_text or any(part.free_text for part in recipe.parts.values())

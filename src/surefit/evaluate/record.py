@@ -14,9 +14,8 @@ from surefit.config.schema import SureFitConfig
 from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
 from surefit.evaluate.answer_cache import AnswerCache
-from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, checkpoint_step
+from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, READ_COUNTS, READ_WITH, checkpoint_step
 from surefit.evaluate.estimates import compute_estimates, documents
-from surefit.evaluate.free_text import READ_COUNTS
 from surefit.evaluate.gate import gate_metric
 from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
 from surefit.evaluate.rows import EvalRows
@@ -47,6 +46,7 @@ class VariantResult:
         truncated, unparsed: number of such answers; a row with several samples has several answers.
         seconds, tokens: time and tokens of all answers; None without a model.
         read_counts: how many of the rows' own answers were read in part, or not at all (`evaluate.likelihood`).
+        read_with: tokenizer and length limit with which they were read.
     """
 
     variant: str
@@ -58,6 +58,7 @@ class VariantResult:
     seconds: float | None = None
     tokens: int | None = None
     read_counts: dict[str, int] = field(default_factory=dict)
+    read_with: dict[str, Any] = field(default_factory=dict)
 
 
 def baseline_settings(samples: int) -> dict[str, Any]:
@@ -89,8 +90,13 @@ class ResultStore:
         identity = {"model": model or variant_location(self.config, self.run, variant), **way.settings}
         return AnswerCache(self.run.eval / name / f"{way.of(variant)}.partial.jsonl", identity, rank)
 
-    def write(self, name: str, scored: VariantResult) -> None:
-        """Write a variant's predictions and its record."""
+    def write(self, name: str, scored: VariantResult, primary_metric: str | None = None) -> None:
+        """Write a variant's predictions and its record.
+
+        Args:
+            primary_metric: the metric that decides on this set; by default the recipe's.
+        """
+        primary_metric = primary_metric or self.recipe.primary_metric
         variant = scored.variant
         is_baseline = variant.startswith(BASELINE)
         model_variant = variant.removesuffix(GRAMMAR)
@@ -103,11 +109,12 @@ class ResultStore:
             "recipe": self.recipe.name,
             "recipe_version": self.recipe.version,
             "n": len(scored.lines),
-            "primary_metric": self.recipe.primary_metric,
+            "primary_metric": primary_metric,
             "metrics": documents(metrics),
             "truncated": scored.truncated,
             "unparsed": scored.unparsed,
             **scored.read_counts,
+            **({READ_WITH: scored.read_with} if scored.read_with else {}),
             "seconds": None if scored.seconds is None else round(scored.seconds, 3),
             "tokens_per_second": round(scored.tokens / scored.seconds, 1) if scored.tokens and scored.seconds else None,
             "decoding": scored.settings | scored.costs,
@@ -115,7 +122,7 @@ class ResultStore:
         if name == "eval" and self.config.evaluate.gate:
             gate_metric(
                 self.config.evaluate.gate,
-                self.recipe.primary_metric,
+                primary_metric,
                 [*metrics, *filter(is_likelihood, self.recipe.metrics)],
             )
         path, predictions_file = _paths(self.run, name, variant)
@@ -209,6 +216,9 @@ class ResultStore:
             return f"scored by {recorded_recipe[0]} version {recorded_recipe[1]}"
         if difference := _differing(settings, record["decoding"]):
             return f"generated with {difference}"
+        limit = record.get(READ_WITH, {}).get("max_length", self.config.data.max_length)
+        if limit != self.config.data.max_length:
+            return f"its likelihoods were read with data.max_length {limit}, not {self.config.data.max_length}"
         recorded_rows = [(line["index"], line["where"], line["gold"]) for line in lines]
         if recorded_rows != [
             (i, w, e.completion) for i, w, e in zip(rows.indices, rows.where, rows.examples, strict=True)

@@ -23,10 +23,11 @@ from surefit.evaluate.gate import require_reference
 from surefit.evaluate.generation_settings import list_generation_settings
 from surefit.evaluate.inference import LocalModel, PromptModel, ServerModel
 from surefit.evaluate.judging import score_baseline
-from surefit.evaluate.likelihood import measures_likelihood, pair_with_other_prompts
+from surefit.evaluate.likelihood import pair_with_other_prompts
 from surefit.evaluate.record import ResultStore
 from surefit.evaluate.rows import EvalRows, require_scorable, select_eval_rows
 from surefit.evaluate.settings import require_evaluation_settings
+from surefit.evaluate.show_more import suggest_more
 from surefit.evaluate.summary import summarize_evaluation
 from surefit.evaluate.variants import SERVED, open_variants, select_variants
 from surefit.parallel.process_group import World, run_on_rank0
@@ -71,10 +72,9 @@ def score_variants(
     """
     world = world or World()
     selected, rows_by_set = run_on_rank0(world, partial(select_variants_and_rows, config, recipe, run, sets, variants))
-    choice = choose_metric(
-        recipe, rows_by_set.get("eval", next(iter(rows_by_set.values()))).examples, bool(config.evaluate.server)
-    )
-    recipe = choice.recipe
+    choices = {
+        name: choose_metric(recipe, rows.examples, bool(config.evaluate.server)) for name, rows in rows_by_set.items()
+    }
     files = ResultStore(config, recipe, run, [name for name in selected if checkpoint_step(name) is not None])
     if world.is_first:
         files.set_aside_other_recipes()
@@ -90,11 +90,11 @@ def score_variants(
                 report_progress = offset_progress(on_progress, done, total, f"{label} on {name}")
                 result = score_distributed(label, respondent, recipe, rows, settings, cache, world, report_progress)
                 if world.is_first:
-                    files.write(name, result)
+                    files.write(name, result, choices[name].recipe.primary_metric)
                     cache.forget()
                 done += len(rows)
         del respondent  # the next variant needs the memory
-    return run_on_rank0(world, partial(_write_summary, files, rows_by_set, choice))
+    return run_on_rank0(world, partial(_write_summary, files, rows_by_set, choices))
 
 
 def select_variants_and_rows(
@@ -115,7 +115,7 @@ def select_variants_and_rows(
     }
     for rows in rows_by_set.values():
         require_scorable(rows, recipe, config.evaluate.samples)
-    if measures_likelihood(recipe):
+    if recipe.measures_likelihood:
         rows_by_set = {name: pair_with_other_prompts(rows) for name, rows in rows_by_set.items()}
     return selected, rows_by_set
 
@@ -127,18 +127,22 @@ def _score_baselines(files: ResultStore, recipe: TaskRecipe, picked: Mapping[str
                 files.write(name, score_baseline(baseline, recipe, rows, samples))
 
 
-def _write_summary(files: ResultStore, picked: Mapping[str, EvalRows], choice: MetricChoice) -> dict[str, Any]:
+def _write_summary(
+    files: ResultStore, picked: Mapping[str, EvalRows], choices: Mapping[str, MetricChoice]
+) -> dict[str, Any]:
     """Write eval/summary.json, and return its content."""
     scores, answer_counts, left_out = files.comparable(picked)
-    summary = summarize_evaluation(
-        files.recipe, files.config.evaluate.gate, scores, left_out, files.run, files.set_aside
-    )
+    recipes = {name: choice.recipe for name, choice in choices.items()}
+    gate, decided = files.config.evaluate.gate, recipes.get("eval", files.recipe)
+    summary = summarize_evaluation(decided, gate, scores, left_out, files.run, files.set_aside, recipes)
     for name, counts in answer_counts.items():
-        summary["sets"][name]["answers"] = counts
+        found = summary["sets"][name]
+        found["answers"] = counts
         if unanswered := picked[name].unanswered:
-            summary["sets"][name]["unanswered"] = unanswered
-        if fit := describe_fit(choice, scores[name]):
-            summary["sets"][name]["fit"] = fit
+            found["unanswered"] = unanswered
+        if fit := describe_fit(choices[name], scores[name], found["variants"], found["comparisons"]):
+            show_more = suggest_more(found, fit, files.run, files.config.evaluate.max_new_tokens)
+            found["fit"] = fit | {"show_more": show_more}
     write_json(files.run.eval_summary, summary)
     return summary
 

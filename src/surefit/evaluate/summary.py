@@ -22,28 +22,32 @@ def summarize_evaluation(
     left_out: Sequence[str],
     run: RunDir | None = None,
     set_aside: Sequence[str] = (),
+    recipes: Mapping[str, TaskRecipe] | None = None,
 ) -> dict[str, Any]:
     """Build the content of eval/summary.json.
 
     Args:
-        recipe: the task.
+        recipe: the task, with the metric that decides on the held-out rows.
         gate: the gate of the config, or None.
         sets: set → variant → its rows; variants in the order of training, sets with at least one.
         left_out: scores on disk that are not comparable, with the reasons.
         run: run directory with the answers, for a gate against another run.
         set_aside: scores that were moved to eval/earlier/, with their new paths.
+        recipes: set → the task with the metric that decides on that set; by default `recipe`.
     """
     lists = {"left_out": list(left_out), "set_aside": list(set_aside)}
     summary: dict[str, Any] = {"primary_metric": recipe.primary_metric, "sets": {}, **lists}
     for name, variants in sets.items():
-        estimates = {variant: compute_estimates(rows, recipe) for variant, rows in variants.items()}
+        judge = (recipes or {}).get(name, recipe)
+        estimates = {variant: compute_estimates(rows, judge) for variant, rows in variants.items()}
         summary["sets"][name] = {
+            "primary_metric": judge.primary_metric,
             "n": len(next(iter(variants.values()))),
             "variants": {
                 variant: {metric: {"mean": e.mean, "ci95": [e.low, e.high]} for metric, e in metrics.items()}
                 for variant, metrics in estimates.items()
             },
-            "comparisons": [line for a, b in _pairs(variants) for line in paired_comparisons(a, b, variants, recipe)],
+            "comparisons": [line for a, b in _pairs(variants) for line in paired_comparisons(a, b, variants, judge)],
         }
     summary["gate"] = evaluate_gate(gate, recipe, sets.get("eval", {}), run) if gate else None
     return summary

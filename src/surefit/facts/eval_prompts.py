@@ -41,11 +41,13 @@ class EvalPromptFacts:
 
     Attributes:
         ranked: the recipe ranks labels, and no answer is generated.
-        free_text: the likelihood of the rows' own answers is read as well, in two forward passes.
+        likelihood: the likelihood of the rows' own answers is read as well, in two forward passes.
+        free_text: it decides where the answers are long.
     """
 
     sets: tuple[EvalPromptSet, ...]
     ranked: bool = False
+    likelihood: bool = False
     free_text: bool = False
 
     @property

@@ -9,6 +9,10 @@ from statistics import median
 LIKELIHOOD = "answer_likelihood"
 """Metric of recipes with free-text answers: the probability that the model gives a token of the row's own answer, as
 the geometric mean over the answer's tokens."""
+LIKELIHOOD_BESIDE_ANSWER = (
+    "Won, lost and the figure beside an answer are the likelihood of the expected answer, no mark for the generated one"
+)
+"""Said once where generated answers stand beside likelihoods."""
 SHORT_ANSWER = 8
 """Words up to which exact match decides. Labels, names, dates, numbers and short phrases have fewer, and there is one
 right way to write them. A sentence can be said in many ways: a model that finds each word with probability 0.9 writes 8

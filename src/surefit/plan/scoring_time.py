@@ -42,7 +42,7 @@ from surefit.plan.trace import Recorder
 
 READ, WRITE = "reading the prompts", "generating a token"
 LIKELIHOOD_PASSES = 2
-"""Forward passes over prompt and answer in which `evaluate.likelihood` reads a row of free text."""
+"""Forward passes over prompt and answer in which `evaluate.likelihood` reads a row's own answer."""
 ROUNDING = 16
 """Tokens to which lengths are rounded up, so that sets of about the same length are simulated once."""
 
@@ -150,8 +150,8 @@ def _seconds_of_set(
     *,
     adapted: bool,
 ) -> ValueRange:
-    """Return the seconds of a set's answers by one model in one way of decoding; for free text with the passes that
-    read each row's own answer behind its prompt, and behind another one."""
+    """Return the seconds of a set's answers by one model in one way of decoding; with the passes that read each row's
+    own answer behind its prompt, and behind another one, where likelihoods are measured."""
     ranked = scored.ranked
     section = config.evaluate
     assert isinstance(section.batch_size, int)
@@ -168,7 +168,7 @@ def _seconds_of_set(
     read, write = roofline(reading, rates)[0], roofline(writing, rates)[0]
     # The answers are read with the prompts, which takes as much longer as there are more tokens.
     share = (1 + (each.answer or 1) / prompt) / (section.num_beams * section.samples)
-    own = LIKELIHOOD_PASSES * read * share if scored.free_text else 0.0
+    own = LIKELIHOOD_PASSES * read * share if scored.likelihood else 0.0
     low_seconds, high_seconds = (read + own + passes * write for passes in (low, high))
     return ValueRange(low_seconds * (1 - rates.margin), high_seconds * (1 + rates.margin)) * batches
 

@@ -17,13 +17,14 @@ import numpy as np
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.units import truncate_text
+from surefit.facts.free_text import LIKELIHOOD
 from surefit.metrics.amr_phenomena import PHENOMENA, count_phenomena
 from surefit.metrics.assignment import Floats
 from surefit.metrics.penman_text import is_well_formed, one_line, repair_graph, with_concepts
 from surefit.metrics.penman_tree import concept_skeleton, without_coreference, without_role
 from surefit.metrics.smatch import Graph, align, count_matches, f_score, read_graph
 from surefit.recipes.amr_grammar import GRAPH_RULES, SKELETON_RULES
-from surefit.task import Example, Grammar, Message, Prediction, Row, Scores, TaskRecipe
+from surefit.task import Example, Grammar, Message, Prediction, Row, Scores, TaskRecipe, mean_scores
 
 _COLUMNS_HELP = (
     "a row has the columns sentence and graph (PENMAN), and may have language (vi or en); "
@@ -279,6 +280,7 @@ def aggregate(rows: Sequence[Scores]) -> Scores:
         "smatch_macro": means.pop("smatch"),
         **means,
         **_by_phenomenon(sums),
+        **mean_scores([{LIKELIHOOD: row[LIKELIHOOD]} for row in rows if LIKELIHOOD in row]),
     }
 
 
@@ -316,6 +318,7 @@ METRICS = (
     *(f"smatch{form}" for form in ("", "_precision", "_recall", "_lenient", "_repaired", "_normalised", "_macro")),
     *(name for name in _MEANS if name != "smatch"),
     *PHENOMENA,
+    LIKELIHOOD,
 )
 BASELINES = {
     "gold-without-wiki": lambda example: _oracle(without_role(_gold_text(example), ":wiki")),
@@ -328,7 +331,7 @@ BASELINES = {
 RECIPE = TaskRecipe(
     name="amr_parsing",
     purpose="Turns a sentence into its meaning as a graph (AMR).",
-    version=2,
+    version=3,
     citation=(
         "AMR: Banarescu et al. 2013; Smatch: Cai & Knight 2013, triples as smatch 1.0.4 reads them; phenomena: "
         "Damonte, Cohen & Satta, arXiv:1608.06111; Vietnamese data format: VLSP 2025 semantic parsing"

@@ -18,6 +18,7 @@ from typing import Any
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.units import truncate_text
 from surefit.evaluate.sandbox import MAX_SOURCE, TIMEOUT_S, Program, SandboxResult, require_sandbox, run_many
+from surefit.facts.free_text import LIKELIHOOD
 from surefit.metrics.pass_at_k import pass_at_k
 from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Message, Prediction, Row, Scores, TaskRecipe
@@ -275,7 +276,7 @@ def _score_samples(example: Example, predictions: Sequence[Prediction]) -> Score
 RECIPE = TaskRecipe(
     name="code_generation",
     purpose="Writes Python for a task in words, and is judged by running tests.",
-    version=2,
+    version=3,
     citation=(
         "HumanEval and pass@k: arXiv:2107.03374, openai/human-eval commit 6d43fb9; MBPP: arXiv:2108.07732; run by "
         "surefit's own sandbox"
@@ -285,7 +286,7 @@ RECIPE = TaskRecipe(
     parse=parse,
     score=_score,
     primary_metric="pass@1",
-    metrics=(*(f"pass@{k}" for k in PASS_AT), "syntax_valid", "timeout"),
+    metrics=(*(f"pass@{k}" for k in PASS_AT), "syntax_valid", "timeout", LIKELIHOOD),
     score_samples=_score_samples,
     to_gold=to_gold,
 )

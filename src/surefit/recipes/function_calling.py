@@ -15,6 +15,7 @@ from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.units import truncate_text
+from surefit.facts.free_text import LIKELIHOOD
 from surefit.metrics.strict_json import strict_json
 from surefit.metrics.tool_calls import GoldCalls, ToolCall, is_call, parse_calls, score_calls
 from surefit.metrics.tool_grammar import calls_grammar
@@ -156,7 +157,7 @@ def _grammar(example: Example) -> Grammar:
 RECIPE = TaskRecipe(
     name="function_calling",
     purpose="Chooses tools and fills in their arguments, as a JSON array of calls.",
-    version=2,
+    version=3,
     citation=(
         "data format: xLAM function-calling 60k, arXiv:2406.18518; scores: Berkeley Function-Calling Leaderboard V4, "
         "ShishirPatil/gorilla commit 6ea57973c7a6097fd7c5915698c54c17c5b1b6c8"
@@ -166,6 +167,6 @@ RECIPE = TaskRecipe(
     parse=parse_calls,
     score=_score,
     primary_metric="exact_match",
-    metrics=("exact_match", "ast", "name_accuracy", "argument_accuracy", "json_valid", "irrelevance"),
+    metrics=("exact_match", "ast", "name_accuracy", "argument_accuracy", "json_valid", "irrelevance", LIKELIHOOD),
     grammar=_grammar,
 )

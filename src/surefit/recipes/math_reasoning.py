@@ -14,6 +14,7 @@ from typing import Literal
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.units import truncate_text
+from surefit.facts.free_text import LIKELIHOOD
 from surefit.facts.thinking import split_think_tags
 from surefit.metrics.exact_match import INVALID, final_answer, last_boxed, last_number, same_answer
 from surefit.metrics.math_equivalence import is_equivalent, same_value
@@ -188,7 +189,7 @@ def _ends_with_a_number(example: Example) -> Grammar:
 RECIPE = TaskRecipe(
     name="math_reasoning",
     purpose="Solves word problems step by step, with a number at the end.",
-    version=2,
+    version=3,
     citation=(
         "data and extraction: GSM8K, arXiv:2110.14168, openai/grade-school-math commit 3101c7d; equivalence: "
         "hendrycks/math commit 985bdc1 and openai/prm800k commit 7ecc794"
@@ -198,7 +199,7 @@ RECIPE = TaskRecipe(
     parse=parse,
     score=_score,
     primary_metric="exact_match",
-    metrics=("exact_match", "last_number", "answered"),
+    metrics=("exact_match", "last_number", "answered", LIKELIHOOD),
     grammar=_ends_with_a_number,
     to_gold=to_gold,
 )
@@ -215,5 +216,5 @@ BOXED = replace(
     columns=("problem", "solution"),
     to_example=to_boxed_example,
     grammar=None,
-    metrics=("exact_match", "same_value", "answered"),
+    metrics=("exact_match", "same_value", "answered", LIKELIHOOD),
 )

@@ -24,6 +24,7 @@ from markupsafe import Markup
 from surefit import __version__
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import bytes_text, count_text, duration_text
+from surefit.facts.free_text import LIKELIHOOD_BESIDE_ANSWER
 from surefit.report import scores, text
 from surefit.report.actual import PlanComparison, compare_plan_with_run, percent_off
 from surefit.report.artefacts import Artefacts, ResolvedSetting, read_artefacts
@@ -221,6 +222,7 @@ def environment() -> Environment:
         off_by=percent_off,
         quantity=text.quantity,
     )
+    jinja.globals["beside_answer"] = LIKELIHOOD_BESIDE_ANSWER
     return jinja
 
 

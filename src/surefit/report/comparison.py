@@ -15,6 +15,7 @@ from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.evaluate.answers import Answers, read_run
 from surefit.evaluate.compare import compare_answers
+from surefit.evaluate.free_text import PHRASES
 from surefit.facts.free_text import LIKELIHOOD, is_likelihood
 from surefit.report import scores
 from surefit.report.artefacts import Artefacts, ResolvedSetting
@@ -34,7 +35,7 @@ from surefit.report.next_steps import list_comparison_steps
 from surefit.report.shapes import PredictionRecord
 from surefit.report.side_by_side import ComparedRun, read_compared_runs, side_by_side
 from surefit.report.text import NBSP, drop_surrogates, interval, points, readable_metric, shorten_text
-from surefit.report.verdict import Tone
+from surefit.report.verdict import upper_first
 from surefit.task import TaskRecipe
 
 MAX_RUNS = len(SERIES)
@@ -53,14 +54,17 @@ CURVES = {
 
 @dataclass(frozen=True)
 class PairedRuns:
-    """Comparison of a run with the first one on a set: the difference per metric, or why there is none."""
+    """Comparison of a run with the first one on a set: the difference per metric, or why there is none; `beside` where
+    the likelihood of the answers shows more than the metric that decides."""
 
     set: str
     run: str
-    tone: Tone
+    tone: scores.Tone
     sentence: str
     metrics: list[tuple[str, str, str, int, int, int]]
     detectable: str = ""
+    beside: str = ""
+    metric: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class ComparisonPage:
     written: float
     runs: list[ComparedRun]
     headline: str
-    tone: Tone
+    tone: scores.Tone
     sentences: list[str]
     facts: list[tuple[str, list[str]]]
     differences: list[tuple[str, list[str]]]
@@ -163,15 +167,18 @@ def _paired_set(
             name, other.name, "neutral", f"Not compared: {shorten_text(drop_surrogates(error.message), 300)}.", []
         )
     main = result.main.difference
-    tones: dict[str, Tone] = {"better": "good", "worse": "bad", "undecided": "neutral"}
+    tones: dict[str, scores.Tone] = {"better": "good", "worse": "bad", "undecided": "neutral"}
     phrases = {"better": "is better than", "worse": "is worse than", "undecided": "shows no clear difference from"}
     sentence = (
         f"{other.name} {phrases[result.verdict]} {first.name}: {points(main.difference)} "
         f"{readable_metric(result.metric)} (95{NBSP}% interval {interval(main.low, main.high)}), "
         f"{main.wins:,} rows won, {main.losses:,} lost, {main.ties:,} equal."
     )
-    if result.fit is not None and is_likelihood(result.metric):
-        sentence = f"{replace(result.fit, a=first.name, b=other.name).sentence}."
+    fit = result.fit if result.fit is not None and (is_likelihood(result.metric) or result.fit.metric_text) else None
+    if fit is not None:
+        sentence = f"{replace(fit, a=first.name, b=other.name).sentence}."
+    if result.unlike:
+        sentence += f" {upper_first(result.reason)}."
     lines = [
         (
             readable_metric(key),
@@ -186,7 +193,8 @@ def _paired_set(
     ]
     size = 100 * result.main.detectable
     detectable = f"These rows would detect a true difference of {size:.1f} points with 80 % power."
-    return PairedRuns(name, other.name, tones[result.verdict], sentence, lines, detectable)
+    beside = f"{fit.metric_text}; {other.name} {PHRASES[fit.outcome]}" if fit and fit.metric_text else ""
+    return PairedRuns(name, other.name, tones[result.verdict], sentence, lines, detectable, beside, result.metric)
 
 
 def _answers(run: ComparedRun, name: str) -> Answers:
@@ -198,7 +206,7 @@ def _judge(answers: Answers) -> str:
     return f"{answers.recipe or 'an unknown recipe'} version {answers.version}"
 
 
-def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tuple[Tone, str, list[str]]:
+def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tuple[scores.Tone, str, list[str]]:
     """Summarize the results on the held-out rows: one line for all runs, one sentence for each."""
     first = runs[0].name
     held_out = [pair for pair in paired if pair.set == scores.HELD_OUT]
@@ -221,7 +229,8 @@ def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tu
         return "good", f"{' and '.join(better)} {verb} better than {first}", sentences
     if len(worse) == len(runs) - 1:
         return "neutral", f"{first} is the best of these runs", sentences
-    return "neutral", f"No run is clearly better than {first}", sentences
+    beside = next((pair.beside for pair in with_metrics if pair.beside), "")
+    return "neutral", beside or f"No run is clearly better than {first}", sentences
 
 
 def _better(paired: Sequence[PairedRuns]) -> list[str]:
@@ -232,13 +241,14 @@ def _better(paired: Sequence[PairedRuns]) -> list[str]:
 def _samples(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> list[tuple[ComparedSet, ComparedAnswers]]:
     """Pick held-out rows of the first run and of the next one that is compared with it."""
     first = runs[0]
-    compared_names = {pair.run for pair in paired if pair.set == scores.HELD_OUT and pair.metrics}
-    other = next((run for run in runs if run.name in compared_names), None)
-    metric = scores.primary_metric(first.found)
-    if other is None or metric is None:
+    metrics = {pair.run: pair.metric for pair in paired if pair.set == scores.HELD_OUT and pair.metrics}
+    other = next((run for run in runs if run.name in metrics), None)
+    if other is None:
         return []
     answers = tuple(_predictions(run) for run in (first, other))
-    group = compare_predictions(scores.HELD_OUT, (first.name, other.name), (answers[0], answers[1]), metric)
+    group = compare_predictions(
+        scores.HELD_OUT, (first.name, other.name), (answers[0], answers[1]), metrics[other.name]
+    )
     return pick_samples([group] if group else [])
 
 

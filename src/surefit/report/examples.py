@@ -6,13 +6,14 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from markupsafe import Markup, escape
 
 from surefit.core.sampling import evenly_spaced
 from surefit.evaluate.answers import base_variant
+from surefit.facts.free_text import is_likelihood
 from surefit.report.artefacts import Artefacts
 from surefit.report.scores import SetScores, primary_metric
 from surefit.report.shapes import PredictionRecord
@@ -80,13 +81,19 @@ class ComparedAnswers:
 
 @dataclass(frozen=True)
 class ComparedSet:
-    """Examples of one set. `totals` counts all rows of each kind, shown or not."""
+    """Examples of one set. `totals` counts all rows of each kind, shown or not; `metric` decides which are won."""
 
     set: str
     base: str
     tuned: str
+    metric: str
     shown: list[ComparedAnswers]
     totals: dict[Kind, int]
+
+    @property
+    def by_likelihood(self) -> bool:
+        """Return whether a score is the likelihood of the expected answer, and none of the generated one."""
+        return is_likelihood(self.metric)
 
     @property
     def equal(self) -> int:
@@ -96,9 +103,9 @@ class ComparedSet:
 def select_compared_sets(found: Artefacts, sets: Sequence[SetScores]) -> list[ComparedSet]:
     """Select examples from the first sets that have answers of the base and of a tuned variant, within the page's
     budget, balanced over kinds and sets."""
-    metric = primary_metric(found)
-    tuned_by_set = ((scores.name, scores.tuned) for scores in sets if scores.tuned and metric)
-    groups = (_examples_of(found, name, tuned, metric) for name, tuned in tuned_by_set if tuned and metric)
+    metrics = {scores.name: primary_metric(found, scores.name) for scores in sets}
+    tuned_by_set = ((scores.name, scores.tuned, metrics[scores.name]) for scores in sets)
+    groups = (_examples_of(found, name, tuned, metric) for name, tuned, metric in tuned_by_set if tuned and metric)
     candidates = list(itertools.islice((group for group in groups if group is not None), EXAMPLE_SETS))
     return _within_budget(candidates)
 
@@ -124,7 +131,7 @@ def compare_predictions(
         [_example(kind, *row, metric) for row in _select(kind, of_kind, metric)] for kind, of_kind in by_kind.items()
     ]
     totals = {kind: len(of_kind) for kind, of_kind in by_kind.items()}
-    return ComparedSet(name, *sides, list(_in_turn(examples_by_kind)), totals)
+    return ComparedSet(name, *sides, metric, list(_in_turn(examples_by_kind)), totals)
 
 
 def _select(
@@ -160,7 +167,7 @@ def _within_budget(groups: Sequence[ComparedSet]) -> list[ComparedSet]:
                 break
             shown.append(example)
         shown.sort(key=lambda example: (example.gain, example.tuned_score))
-        trimmed.append(ComparedSet(group.set, group.base, group.tuned, shown, group.totals))
+        trimmed.append(replace(group, shown=shown))
     return trimmed
 
 

@@ -87,6 +87,11 @@ class ModelCard:
     notes: list[str]
     version: str = __version__
 
+    @property
+    def primary_metric(self) -> str:
+        """Return the metric that decides on the held-out rows; the recipe's where nothing was scored."""
+        return scores.primary_metric(self.found) or self.about.recipe.primary_metric
+
 
 def render_model_card(run: RunDir, about: CardContext, certificate: Mapping[str, Any], directory: Path) -> str:
     """Render the card as Markdown with YAML front matter.
@@ -215,7 +220,7 @@ def limitations(
     for set_scores in sets:
         lines += _about_answers(set_scores)
     for change in measure_effects(sets):
-        if change.fit and change.fit_decides and change.tone != "good":
+        if change.fit and (change.beside or (change.fit_decides and change.tone != "good")):
             lines.append(f"On `{change.set}`: {change.fit.headline[:1].lower()}{change.fit.headline[1:]} "
                          f"({change.fit.loss_text}).")  # fmt: skip
         elif change.comparison and change.comparison.ci95[1] < 0:

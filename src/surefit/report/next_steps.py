@@ -43,7 +43,7 @@ def _missing(found: Artefacts, run: str) -> Iterator[tuple[str, str]]:
 
 def _suggested(found: Artefacts, run: str, changes: Sequence[Effect]) -> Iterator[tuple[str, str]]:
     main = next((change for change in changes if change.set == HELD_OUT), None)
-    worse = [change.set for change in changes if change.set != HELD_OUT and change.tone == "bad"]
+    worse = [change.set for change in changes if change.set != HELD_OUT and change.fell]
     if worse:
         yield (
             f"Forget less: train again with other rows of the kind of {', '.join(worse)} mixed in, not those that are "

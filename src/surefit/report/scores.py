@@ -34,9 +34,10 @@ MAX_COMPARISONS = 72
 MAX_CONTESTS = 10
 HELPED = "Did training help?"
 ALSO = "Did training change this score?"
-FIT_TONES: dict[str, Literal["good", "bad", "neutral"]] = {
-    "better": "good", "worse": "bad", "unclear": "neutral", "mixed": "neutral", "wording": "neutral",
-    "unsure": "neutral",
+Tone = Literal["good", "warning", "bad", "neutral"]
+FIT_TONES: dict[str, Tone] = {
+    "better": "good", "worse": "bad", "unclear": "neutral", "mixed": "warning", "wording": "warning",
+    "unsure": "warning",
 }  # fmt: skip
 FIT_OUTCOMES = {
     "better": "fits better", "worse": "fits worse", "unclear": "no clear difference", "mixed": "mixed",
@@ -62,27 +63,28 @@ class MetricRow:
 @dataclass(frozen=True)
 class Contest:
     """Comparison of two variants by the primary metric, with the reader's `question` that it answers; `fit` where that
-    metric is the likelihood of free-text answers."""
+    metric is the likelihood, or shows less than the likelihood does."""
 
     question: str
     comparison: ComparisonRecord
     fit: FitEffectRecord | None = None
 
     @property
-    def tone(self) -> Literal["good", "bad", "neutral"]:
-        if self.fit is not None:
+    def tone(self) -> Tone:
+        if self.fit is not None and not self.fit.metric_text:
             return FIT_TONES[self.fit.outcome]
         return comparison_tone(self.comparison)
 
     @property
     def outcome(self) -> str:
         """Outcome in words, by the interval of the difference."""
-        if self.fit is not None:
+        if self.fit is not None and not self.fit.metric_text:
             return FIT_OUTCOMES[self.fit.outcome]
-        return {"good": "better", "bad": "worse", "neutral": "no clear difference"}[self.tone]
+        words = {"good": "better", "bad": "worse"}.get(self.tone, "no clear difference")
+        return f"{words}; {FIT_OUTCOMES[self.fit.outcome]}" if self.fit is not None else words
 
 
-def comparison_tone(comparison: ComparisonRecord) -> Literal["good", "bad", "neutral"]:
+def comparison_tone(comparison: ComparisonRecord) -> Tone:
     """Return good, bad or neutral: the 95 % interval of the difference is above zero, below zero, or contains it."""
     low, high = comparison.ci95
     if low > 0:
@@ -102,7 +104,7 @@ class SetScores:
         evaluations: variant → its evaluation file, if that exists.
         left_out: counts of variants, metrics and comparisons that are not shown because of the page's limits.
         unanswered: number of rows that are not scored because they have no gold answer.
-        fit: how well the models fit free-text answers; None without such answers.
+        fit: how well the models fit the rows' answers; None where no likelihoods are measured.
     """
 
     name: str
@@ -164,18 +166,20 @@ def _unsummarised(name: str, evaluations: Sequence[Evaluation]) -> SetSummary:
     return SetSummary(n=n, variants={e.variant: e.metrics for e in of_set})
 
 
-def primary_metric(found: Artefacts) -> str | None:
-    """Return the metric that decides whether training helped."""
+def primary_metric(found: Artefacts, name: str = HELD_OUT) -> str | None:
+    """Return the metric that decides on a set whether training helped."""
     if found.summary:
-        return found.summary.primary_metric
-    return next((e.primary_metric for e in found.evaluations if e.primary_metric), None)
+        scored = found.summary.sets.get(name)
+        return (scored.primary_metric if scored else None) or found.summary.primary_metric
+    named = sorted((e for e in found.evaluations if e.primary_metric), key=lambda e: e.set != name)
+    return named[0].primary_metric if named else None
 
 
 def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
     metrics = summary.variants
     variants = sorted((variant for variant in metrics if checkpoint_step(variant) is None), key=variant_sort_key)
     tuned = find_tuned_variant(variants)
-    primary = primary_metric(found)
+    primary = primary_metric(found, name)
     names = sorted(dict.fromkeys(m for variant in variants for m in metrics[variant]), key=lambda m: m != primary)
     rows = [
         MetricRow(
@@ -238,8 +242,9 @@ def _contests(
     questions += [("Does a grammar help the tuned model?", plain, grammar)]
     for question, a, b in questions[:MAX_CONTESTS]:
         if (a, b) in by_pair:
-            pair_fit = find_fit_effect(fit, b) if fit and fit.decides and a == base_variant(b) else None
-            yield Contest(question, by_pair[a, b], pair_fit)
+            effect = find_fit_effect(fit, b) if fit and a == base_variant(b) else None
+            told = effect is not None and fit is not None and (fit.decides or effect.metric_text)
+            yield Contest(question, by_pair[a, b], effect if told else None)
 
 
 def _question(baseline: str) -> str:

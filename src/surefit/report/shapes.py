@@ -342,7 +342,8 @@ class ComparisonRecord(Artefact):
 
 
 class FitEffectRecord(Artefact):
-    """How much better one model fits free-text answers than another, in words."""
+    """How much better one model fits the rows' answers than another, in words; `metric_text` where the metric that
+    decides shows no clear change."""
 
     a: str
     b: str
@@ -350,18 +351,23 @@ class FitEffectRecord(Artefact):
     headline: str
     loss_text: str
     prompt_text: str = ""
+    metric_text: str = ""
+    n: Count | None = None
 
 
 class FitRecord(Artefact):
-    """How well the models fit free-text answers; `decides` where exact match does not."""
+    """How well the models fit the rows' answers; `decides` where no other metric does. `show_more`: what would let
+    that metric show an effect."""
 
     decides: bool
     reason: str = ""
+    show_more: Annotated[list[str], Field(max_length=20)] = []
     effects: Annotated[list[FitEffectRecord], Field(max_length=500)] = []
 
 
 class SetSummary(Artefact):
     n: Count | None = None
+    primary_metric: str | None = None
     fit: FitRecord | None = None
     unanswered: Count = 0
     variants: dict[str, dict[str, ScoreRecord]] = {}

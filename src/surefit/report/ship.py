@@ -11,9 +11,9 @@ from typing import Literal
 
 from surefit.core.units import plural
 from surefit.report.artefacts import Artefacts
-from surefit.report.scores import HELD_OUT, Contest, SetScores, comparison_tone, is_baseline, is_ceiling
+from surefit.report.scores import HELD_OUT, Contest, SetScores, Tone, is_baseline, is_ceiling
 from surefit.report.text import interval, points, readable_metric
-from surefit.report.verdict import Effect, Tone
+from surefit.report.verdict import Effect
 
 State = Literal["yes", "no", "unknown", "note"]
 
@@ -88,6 +88,8 @@ def _helped(changes: Sequence[Effect]) -> ShipCondition:
             return ShipCondition("yes", "It is better than the base on held-out prompts.")
         case "bad":
             return ShipCondition("no", "It is worse than the base on held-out prompts.")
+        case _ if main.beside:
+            return ShipCondition("note", f"{main.beside.headline}.")
         case _:
             return ShipCondition("note", "It shows no clear difference from the base on held-out prompts.")
 
@@ -119,11 +121,12 @@ def _against(contest: Contest) -> str:
 
 def _damage(changes: Sequence[Effect]) -> Iterator[ShipCondition]:
     other_sets = [change for change in changes if change.set != HELD_OUT and change.comparison is not None]
-    worse = [
-        change for change in other_sets if change.comparison is not None and comparison_tone(change.comparison) == "bad"
-    ]
+    worse = [change for change in other_sets if change.fell]
     for change in worse:
-        yield ShipCondition("note", f"Regression on another task: {readable_metric(change.metric)} on {change.set}.")
+        what = f"{readable_metric(change.metric)} on {change.set}"
+        if change.fit_phrase:
+            what = f"on {change.set}, {change.fit_phrase}"
+        yield ShipCondition("note", f"Regression on another task: {what}.")
     if other_sets and not worse:
         names = ", ".join(change.set for change in other_sets)
         yield ShipCondition("yes", f"No significant regression on {names}.")

@@ -5,21 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from surefit.core.units import bytes_text, count_text, duration_text, plural
+from surefit.evaluate.free_text import SHOW_MORE
 from surefit.report.artefacts import Artefacts
 from surefit.report.curves import TrainingCurves
-from surefit.report.scores import HELD_OUT, SetScores, comparison_tone
+from surefit.report.scores import FIT_TONES, HELD_OUT, SetScores, Tone, comparison_tone
 from surefit.report.shapes import ComparisonRecord, FitEffectRecord
 from surefit.report.text import NBSP, interval, percent, points, readable_metric
 from surefit.report.timeline import Attempt, last_attempt
-
-Tone = Literal["good", "warning", "bad", "neutral"]
-FIT_TONES: dict[str, Tone] = {
-    "better": "good", "worse": "bad", "unclear": "neutral", "mixed": "warning", "wording": "warning",
-    "unsure": "warning",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,8 +30,9 @@ class Effect:
     """Effect of training on the primary metric of one set; base and tuned are means in [0, 1].
 
     Attributes:
-        fit: what training changed in how well the model fits free-text answers.
+        fit: what training changed in how well the model fits the rows' answers.
         fit_decides: whether that is the verdict; fit_reason: why, or why not.
+        show_more: what would let another metric show what the fit shows.
     """
 
     set: str
@@ -49,12 +44,29 @@ class Effect:
     fit: FitEffectRecord | None = None
     fit_decides: bool = False
     fit_reason: str = ""
+    show_more: tuple[str, ...] = ()
 
     @property
     def tone(self) -> Tone:
         if self.fit is not None and self.fit_decides:
             return FIT_TONES[self.fit.outcome]
         return "neutral" if self.comparison is None else comparison_tone(self.comparison)
+
+    @property
+    def beside(self) -> FitEffectRecord | None:
+        """Return what the fit shows where the metric that decides shows no clear change."""
+        return self.fit if self.fit is not None and self.fit.metric_text else None
+
+    @property
+    def fit_phrase(self) -> str:
+        """Return what the fit says of the trained model, where it decides or shows more than the metric that does."""
+        return lower_first(self.fit.headline) if self.fit is not None and (self.fit_decides or self.beside) else ""
+
+    @property
+    def fell(self) -> bool:
+        """Return whether training cost something here: a score that fell, or answers that became much less likely."""
+        worse = ("worse", "mixed") if self.fit_phrase else ()
+        return self.tone == "bad" or (self.fit is not None and self.fit.outcome in worse)
 
     @property
     def kept(self) -> float | None:
@@ -72,8 +84,13 @@ def measure_effects(sets: Sequence[SetScores]) -> list[Effect]:
         base = row.scores["base"].mean if "base" in row.scores else None
         effect = Effect(scores.name, scores.n, row.metric, base, row.scores[tuned].mean, row.comparison)
         if scores.fit is not None:
-            fit, decides, reason = scores.fit_effect, scores.fit.decides, scores.fit.reason
-            effect = replace(effect, fit=fit, fit_decides=decides, fit_reason=reason)
+            effect = replace(
+                effect,
+                fit=scores.fit_effect,
+                fit_decides=scores.fit.decides,
+                fit_reason=scores.fit.reason,
+                show_more=tuple(scores.fit.show_more),
+            )
         effects.append(effect)
     return effects
 
@@ -86,21 +103,16 @@ def judge_run(
     if main is None:
         return _without_scores(found, training, tries)
     tone, headline = _helped(main)
-    sentences = _fit_sentences(main) if main.fit and main.fit_decides else [_change_sentence(main)]
-    if main.fit and not main.fit_decides and tone == "neutral" and main.fit.outcome != "unclear":
-        headline = f"{headline} on {readable_metric(main.metric)}; {lower_first(main.fit.headline)}"
-        sentences += _fit_sentences(main)
-    elif main.fit_reason and not main.fit_decides:
-        sentences.append(f"{upper_first(main.fit_reason)}.")
-    worse, better = (
-        [change for change in changes if change.set != HELD_OUT and change.tone == sign] for sign in ("bad", "good")
-    )
-    if worse and tone == "good":
-        tone, headline = "warning", "Training helped, but other scores fell"
-    elif better and tone == "neutral":
-        headline = f"No clear effect on the held-out prompts, but a gain on {better[0].set}"
-    sentences += [f"On {change.set} the model gained: {_span(change)}." for change in better]
-    sentences += [f"On {change.set} the model lost: {_span(change)}." for change in worse]
+    others = [change for change in changes if change.set != HELD_OUT]
+    fell, rose = [change for change in others if change.fell], [change for change in others if change.tone == "good"]
+    if rose and tone == "neutral" and main.comparison is not None and main.beside is None:
+        headline = f"No clear effect on the held-out prompts, but a gain on {rose[0].set}"
+    if fell:
+        tone = "bad" if tone == "bad" else "warning"
+        headline += f", {'but' if main.tone == 'good' or main.beside or rose else 'and'} other scores fell"
+    sentences = _main_sentences(main)
+    sentences += [_other_sentence(change, "gained") for change in rose]
+    sentences += [_other_sentence(change, "lost") for change in others if change.fell or change.beside]
     if found.summary and found.summary.gate and not found.summary.gate.passed:
         if found.summary.gate.undecided:
             tone, headline = "warning", f"{headline}, but the score gate is undecided"
@@ -118,6 +130,8 @@ def _helped(main: Effect) -> tuple[Tone, str]:
         return "neutral", "Trained and scored, but not compared with the base"
     if main.fit is not None and main.fit_decides:
         return main.tone, main.fit.headline
+    if main.beside is not None:
+        return "warning" if main.beside.outcome in ("worse", "mixed") else "neutral", main.beside.headline
     headlines: dict[Tone, str] = {
         "good": "Training helped",
         "bad": "Training made it worse",
@@ -126,12 +140,30 @@ def _helped(main: Effect) -> tuple[Tone, str]:
     return main.tone, headlines[main.tone]
 
 
+def _main_sentences(main: Effect) -> list[str]:
+    """Return the numbers behind the verdict on the held-out rows, and why it is judged so.
+
+    Where the metric that decides and the likelihood disagree, both are told.
+    """
+    reason = [f"{upper_first(main.fit_reason)}."] if main.fit_reason else []
+    if main.fit is None:
+        return [_change_sentence(main), *reason]
+    if main.fit_decides:
+        return [*_fit_sentences(main), *reason]
+    agree = main.fit.outcome == "unclear" or main.tone == FIT_TONES[main.fit.outcome]
+    numbers = [_change_sentence(main)] if agree else [*_fit_sentences(main), _change_sentence(main)]
+    if main.beside is None and not agree:
+        numbers.insert(0, f"{main.fit.headline}.")
+    if main.show_more:
+        numbers.append(f"{upper_first(SHOW_MORE)}: {'; '.join(main.show_more)}.")
+    return numbers + reason
+
+
 def _fit_sentences(main: Effect) -> list[str]:
-    """Return the numbers behind the verdict on free-text answers, and why it is judged so."""
+    """Return the losses behind the verdict, and what the prompt has to do with them."""
     assert main.fit is not None
-    where = f"On {main.n:,} held-out rows: " if main.n is not None else "On the held-out rows: "
-    texts = [where + main.fit.loss_text, upper_first(main.fit.prompt_text), upper_first(main.fit_reason)]
-    return [f"{text}." for text in texts if text]
+    where = f"On {main.fit.n:,} held-out rows: " if main.fit.n is not None else "On the held-out rows: "
+    return [f"{text}." for text in (where + main.fit.loss_text, upper_first(main.fit.prompt_text)) if text]
 
 
 def _change_sentence(main: Effect) -> str:
@@ -146,9 +178,12 @@ def _change_sentence(main: Effect) -> str:
     return text if main.tone != "neutral" else f"{text} This difference could be due to chance."
 
 
-def _span(change: Effect) -> str:
+def _other_sentence(change: Effect, verb: str) -> str:
+    if change.fit is not None and change.fit_phrase:
+        return f"On {change.set}, {change.fit_phrase}: {change.fit.loss_text}."
     base = "unknown" if change.base is None else percent(change.base)
-    return f"{readable_metric(change.metric)} {base} before, {percent(change.tuned)} after"
+    span = f"{readable_metric(change.metric)} {base} before, {percent(change.tuned)} after"
+    return f"On {change.set} the model {verb}: {span}."
 
 
 def upper_first(text: str) -> str:

@@ -137,7 +137,7 @@ def select_example_rows(run: RunDir, summary: Mapping[str, Any]) -> list[dict[st
         tuned = select_tuned_variant(set_scores["variants"])
         if tuned and base_variant(tuned) in set_scores["variants"]:
             with contextlib.suppress(SureFitError):  # answers that are missing, or to other rows
-                return _side_by_side(run, name, tuned, summary["primary_metric"])
+                return _side_by_side(run, name, tuned, set_scores.get("primary_metric", summary["primary_metric"]))
     return []
 
 

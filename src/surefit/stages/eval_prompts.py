@@ -89,8 +89,8 @@ def load_eval_prompt_facts(
         sets.append(measure_eval_prompts(name, count, examples, config, tokenizer, counted=counted))
     if recipe is None or problems:
         return None, problems
-    free_text = any(part.free_text for part in recipe.parts.values()) or recipe.free_text
-    return EvalPromptFacts(tuple(sets), recipe.choices is not None, free_text), problems
+    ranked, likelihood = recipe.choices is not None, recipe.measures_likelihood
+    return EvalPromptFacts(tuple(sets), ranked, likelihood, recipe.free_text), problems
 
 
 def rows_to_split(

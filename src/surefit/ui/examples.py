@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from surefit.core.rundir import RunDir
 from surefit.evaluate.answers import base_variant, list_scored_variants
+from surefit.facts.free_text import LIKELIHOOD_BESIDE_ANSWER, is_likelihood
 from surefit.report.artefacts import Artefacts, read_artefacts
 from surefit.report.scores import find_tuned_variant, primary_metric
 from surefit.report.shapes import PredictionRecord
@@ -47,7 +48,7 @@ def examples_page(ui: UiContext, request: Request) -> Response:
     against = query.get("against", base_variant(variant) if base_variant(variant) in variants else "")
     if not {variant, against} <= {*variants, ""}:
         raise HTTPException(404, "There is no such variant.")
-    metric = primary_metric(read_artefacts(run))
+    metric = primary_metric(read_artefacts(run), set_name)
     pairs = _pairs(ui, run, set_name, variant, "" if against == variant else against, metric) if variant else []
     counts = {name: sum(name in ("all", pair.outcome) for pair in pairs) for name in FILTERS}
     outcome = query.get("filter", "all")
@@ -63,6 +64,7 @@ def examples_page(ui: UiContext, request: Request) -> Response:
         filters=FILTERS,
         counts=counts,
         metric=metric,
+        note=LIKELIHOOD_BESIDE_ANSWER if metric and is_likelihood(metric) else "",
         asked={"path": ui.workspace.name(run.path), "set": set_name, "variant": variant, "against": against,
                "filter": outcome},
         page=page,

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from surefit.config.schema import GateSection
-from surefit.core.rundir import RunDir
-from surefit.evaluate.answers import Answers
+from surefit.core.rundir import RunDir, write_json
+from surefit.evaluate.answers import PREDICTIONS, READ_WITH, Answers
 from surefit.evaluate.compare import compare_answers
 from surefit.evaluate.free_text import (
     LOSS,
@@ -24,10 +24,11 @@ from surefit.evaluate.free_text import (
 )
 from surefit.evaluate.paired import paired_differences
 from surefit.evaluate.scoring import score_files
+from surefit.evaluate.show_more import suggest_more
 from surefit.evaluate.summary import summarize_evaluation
 from surefit.facts.free_text import LIKELIHOOD, SHORT_ANSWER
 from surefit.recipes import get_recipe
-from surefit.task import Example
+from surefit.task import Example, add_task_prefix
 
 CHAT = get_recipe("chat")
 
@@ -120,7 +121,7 @@ def test_no_phrase_calls_a_model_better_or_worse_as_such():
 
 def test_without_losses_there_is_no_effect():
     assert measure_fit_effect("base", "served", BASE, [{"exact_match": 0.0}] * 20) is None
-    assert describe_fit(choose_metric(get_recipe("function_calling"), examples(20)), {"base": BASE}) is None
+    assert describe_fit(choose_metric(get_recipe("rec_ranking"), examples(20)), {"base": [{"hit": 0.0}] * 20}) is None
 
 
 def test_the_summary_names_every_tuned_model_against_its_base():
@@ -161,10 +162,148 @@ def test_a_gate_cannot_tell_what_a_server_does_not_say():
     assert gate_of(GATE, CHAT, base=BASE, served=served)["outcome"] in ("passed", "cannot tell")
 
 
-def answers(name, rows):
+MATH = get_recipe("math_reasoning")
+FITS = scores(noisy(1.0, 3), noisy(2.5, 4))
+
+
+def told(after, recipe=MATH, before=BASE):
+    """The effect on the merged model in a summary of math rows, none of which is solved unless the scores say so."""
+    choice = choose_metric(recipe, examples(20))
+    scored = {"base": before, "merged": after}
+    found = summarize_evaluation(choice.recipe, None, {"eval": scored}, [])["sets"]["eval"]
+    fit = describe_fit(choice, scored, found["variants"], found["comparisons"])
+    (effect,) = fit["effects"]
+    return effect, found | {"fit": fit, "answers": {"merged": {"truncated": 0}}}
+
+
+def test_a_metric_that_cannot_move_is_told_with_what_the_loss_shows():
+    effect, found = told(FITS)
+    assert (found["primary_metric"], found["fit"]["decides"]) == ("exact_match", False)
+    assert effect["metric_text"] == "No clear change of exact match (0 of 20 before and after)"
+    assert effect["headline"] == f"{effect['metric_text']}; the trained model {PHRASES['better']}"
+    assert effect["sentence"].startswith(f"{effect['metric_text']}; merged {PHRASES['better']} than base: mean loss")
+    assert effect["n"] == 20
+    shuffled, _ = told(scores(noisy(1.0, 3), noisy(1.0, 4)))
+    assert shuffled["outcome"] == "wording"
+    assert shuffled["headline"].endswith(PHRASES["wording"])
+    assert PHRASES["better"] not in shuffled["sentence"]
+
+
+def test_where_the_metric_is_clear_it_is_told_alone():
+    solved = [row | {"exact_match": 1.0} for row in FITS]
+    assert told(solved)[0]["metric_text"] == ""
+    same = scores(noisy(4.0, 5), noisy(4.2, 6))
+    assert told(same)[0]["metric_text"] == "", "neither shows anything"
+    some = [row | {"exact_match": float(n == 0)} for n, row in enumerate(FITS)]
+    assert told(some)[0]["metric_text"] == "No clear change of exact match (0 of 20 before, 1 of 20 after)"
+    graded = [row | {"exact_match": 0.015} for row in FITS]
+    assert "(0 of 20 before, 1.5 % after)" in told(graded)[0]["metric_text"]
+
+
+def test_several_tasks_in_one_run_are_read_together():
+    both = get_recipe("chat + math_reasoning")
+
+    def mixed(rows):
+        return [
+            {"mean_of_tasks": 0.0} | add_task_prefix(("chat", "math_reasoning")[n % 2], row)
+            for n, row in enumerate(rows)
+        ]
+
+    effect, found = told(mixed(FITS), both, mixed(BASE))
+    assert (found["primary_metric"], effect["outcome"], effect["n"]) == ("mean_of_tasks", "better", 20)
+    assert effect["metric_text"].startswith("No clear change of mean of tasks (0")
+
+
+def run_with(tmp_path, losses=(), parameters=None):
+    run = RunDir(tmp_path)
+    run.metrics.write_text("".join(json.dumps({"step": n, "eval_loss": loss}) + "\n" for n, loss in enumerate(losses)))
+    if parameters:
+        write_json(run.plan, {"model": {"parameters": parameters}})
+    return run
+
+
+def test_only_what_the_numbers_support_is_said_to_show_more(tmp_path):
+    _, found = told(FITS)
+    fit = found["fit"]
+    assert suggest_more(found, fit, RunDir(tmp_path / "none"), 64) == []
+    more = suggest_more(found, fit, run_with(tmp_path, (2.0, 1.6, 1.5), 135_000_000), 64)
+    assert [text.partition(" (")[0] for text in more] == ["a larger model", "more steps"]
+    assert "135.00M" in more[0]
+    assert "1.60 → 1.50" in more[1]
+    assert suggest_more(found, fit, run_with(tmp_path, (1.5, 1.4, 1.45), 70_000_000_000), 64) == []
+    cut = found | {"answers": {"merged": {"truncated": 12}}}
+    (limit,) = suggest_more(cut, fit, run_with(tmp_path), 64)
+    assert limit == "a higher evaluate.max_new_tokens (12 of 20 answers were cut at 64 tokens)"
+    some = [row | {"exact_match": float(n < 3)} for n, row in enumerate(FITS)]
+    _, changed = told(some)
+    (rows,) = suggest_more(changed, changed["fit"], run_with(tmp_path), 64)
+    assert rows.startswith("more rows to score (about ")
+    worse, worse_found = told(scores(noisy(6.0, 3), noisy(6.2, 4)))
+    assert (worse["outcome"], bool(worse["metric_text"])) == ("worse", True)
+    assert suggest_more(worse_found, worse_found["fit"], run_with(tmp_path, (2.0, 1.5), 1000), 64) == []
+    _, told_alone = told([row | {"exact_match": 1.0} for row in FITS])
+    assert suggest_more(told_alone, told_alone["fit"], run_with(tmp_path, (2.0, 1.5), 1000), 64) == []
+
+
+def answers(name, rows, **read_with):
     gold = " ".join(["word"] * 20)
     lines = [{"index": n, "where": f"r:{n}", "gold": gold, "text": "x", "scores": row} for n, row in enumerate(rows)]
-    return Answers(name, lines, "chat", CHAT.version)
+    return Answers(name, lines, "chat", CHAT.version, read_with=read_with)
+
+
+READ = {"tokenizer": "one", "max_length": 512, "answers_cut": 0}
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (READ, ""),
+        ({}, ""),
+        (READ | {"max_length": 1024}, ""),  # no answer was cut by either
+        (READ | {"tokenizer": "two"}, "tokenizers differ"),
+        (READ | {"max_length": 1024, "answers_cut": 1}, "512 and 1024"),
+    ],
+)
+def test_likelihoods_of_other_tokens_are_not_compared(other, said):
+    found = compare_answers(answers("a", BASE, **READ), answers("b", FITS, **other), CHAT)
+    assert said in found.reason
+    assert found.unlike == bool(said)
+    if said:
+        assert (found.metric, found.fit, list(found.metrics)) == ("exact_match", None, ["exact_match"])
+        assert "likelihoods are not compared" in found.reason
+        assert "exact match decides" in found.reason
+    else:
+        assert (found.metric, found.fit.outcome) == (LIKELIHOOD, "better")
+
+
+def test_a_gate_against_another_run_cannot_tell_by_likelihoods_of_other_tokens(tmp_path):
+    def saved(name, rows, tokenizer):
+        run = RunDir(tmp_path / name)
+        lines = answers(name, rows).lines
+        (run.eval / "eval").mkdir(parents=True)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (run.eval / "eval" / f"merged{PREDICTIONS}").write_text(text)
+        record = {"recipe": "chat", "recipe_version": CHAT.version, READ_WITH: READ | {"tokenizer": tokenizer}}
+        write_json(run.eval / "eval" / "merged.json", record)
+        return run
+
+    own = saved("own", FITS, "one")
+    long = choose_metric(CHAT, examples(20)).recipe
+    for tokenizer, outcome in (("one", "passed"), ("two", "cannot tell")):
+        other = saved(f"other-{tokenizer}", BASE, tokenizer)
+        gate = GateSection(not_worse_than=str(other.path))
+        found = summarize_evaluation(long, gate, {"eval": {"merged": FITS}}, [], own)["gate"]
+        assert found["outcome"] == outcome, found
+        assert ("tokenizers differ" in found["reason"]) == (tokenizer == "two")
+
+
+def test_compare_says_what_the_loss_shows_beside_a_metric_that_does_not_move():
+    sides = [
+        replace(answers(name, rows), recipe="math_reasoning", version=3) for name, rows in (("a", BASE), ("b", FITS))
+    ]
+    found = compare_answers(*sides, MATH)
+    assert (found.metric, found.verdict) == ("exact_match", "undecided")
+    assert found.fit.metric_text == "No clear difference in exact match (0 of 20 in both)"
 
 
 def test_compare_judges_by_likelihood_where_both_sides_have_it():

@@ -13,11 +13,15 @@ from tests.unit.evaluate.test_runner import RECIPE as LETTER_RECIPE
 
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError
+from surefit.core.rundir import read_json
 from surefit.data.tokens.tokenize import encode, tokenize_prompt
 from surefit.evaluate import likelihood as likelihood_module
+from surefit.evaluate.answers import READ_WITH
 from surefit.evaluate.free_text import LOSS, OTHER_LOSS
+from surefit.evaluate.inference import LocalModel
 from surefit.evaluate.likelihood import pair_with_other_prompts, read_answer_likelihoods, reference_tokens
-from surefit.evaluate.rows import EvalRows
+from surefit.evaluate.record import ResultStore
+from surefit.evaluate.rows import EvalRows, select_eval_rows
 from surefit.facts.free_text import LIKELIHOOD
 from surefit.model.load import load_model
 from surefit.model.tokenizer import load_tokenizer
@@ -211,6 +215,56 @@ def long_answers():
         turns = (example.messages[0], {"role": "assistant", "content": answer})
         longer.append(replace(example, completion=answer, messages=turns))
     return replace(examples, examples=longer)
+
+
+def test_each_set_is_decided_by_its_own_answers(letters):  # noqa: F811
+    sets = {"eval": examples_of(LETTERS), "long": long_answers()}
+    summary = scored(letters, sets, recipe=FREE)
+    assert summary["primary_metric"] == "exact_match"
+    found = {name: (one["primary_metric"], one["fit"]["decides"]) for name, one in summary["sets"].items()}
+    assert found == {"eval": ("exact_match", False), "long": (LIKELIHOOD, True)}
+    assert {name: one["fit"]["median_words"] for name, one in summary["sets"].items()} == {"eval": 1, "long": 13}
+    for name, metric in (("eval", "exact_match"), ("long", LIKELIHOOD)):
+        record = read_json(letters.run.eval / name / "merged.json")
+        assert record["primary_metric"] == metric
+        assert record[READ_WITH]["max_length"] == letters.config.data.max_length
+    other = letters.config.model_copy(update={"data": letters.config.data.model_copy(update={"max_length": 7})})
+    files = ResultStore(other, FREE, letters.run)
+    fault = files.read("eval", "base", record["decoding"], select_eval_rows("eval", sets["eval"], None))
+    assert "data.max_length" in fault
+
+
+def test_a_recipe_that_lists_the_likelihood_has_it_beside_its_own_metric(letters):  # noqa: F811
+    listed = replace(LETTER_RECIPE, metrics=("exact_match", "valid", "vowels", LIKELIHOOD))
+    rows = long_answers()
+    rows = replace(rows, examples=[replace(example, reference="none of them") for example in rows.examples])
+    found = scored(letters, {"eval": rows}, recipe=listed)["sets"]["eval"]
+    assert (found["primary_metric"], found["fit"]["decides"], found["fit"]["reason"]) == ("exact_match", False, "")
+    effect = next(effect for effect in found["fit"]["effects"] if effect["b"] == "merged")
+    assert effect["outcome"] != "unclear"
+    assert effect["metric_text"].startswith("No clear change of exact match (0 of 8 before")
+    assert {"base", "merged"} <= set(found["fit"]["losses"])
+
+
+def test_nothing_is_read_or_written_twice(model, tokenizer, monkeypatch):
+    """A grammar changes no likelihood, and the other row's prompt is one of the prompts."""
+    rows = rows_of(EXAMPLES)
+    local = LocalModel(model, tokenizer, RECIPE, lambda example: example)
+    prompts = local.prompts(rows)
+    way = SimpleNamespace(decoding=SimpleNamespace(batch_size=4))
+    made = []
+    monkeypatch.setattr(
+        local, "prompts", lambda rows: made.append(len(rows)) or [tokenize_prompt(e, tokenizer) for e in rows.examples]
+    )
+    found = local.likelihoods(rows, prompts, way)
+    assert local.likelihoods(rows, prompts, way) is found
+    assert made == [0] or made == []
+    assert [row[LOSS] for row in found.scores] == pytest.approx([row[LOSS] for row in read(model, tokenizer).scores])
+    part = rows.subset([0, 1])
+    assert local.likelihoods(part, prompts[:2], way).scores == [
+        pytest.approx(row, abs=2e-6) for row in found.scores[:2]
+    ]
+    assert sum(made) == sum(other not in part.examples for other in part.others)
 
 
 def test_long_answers_are_decided_by_likelihood_in_summary_gate_and_records(letters):  # noqa: F811

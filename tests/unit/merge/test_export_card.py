@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from surefit.config.schema import ModelSection
-from surefit.core.rundir import RunDir, write_json
+from surefit.core.rundir import RunDir, read_json, write_json
 from surefit.merge.origin import hub_id, license_of
 from surefit.recipes.function_calling import RECIPE
 from surefit.report.model_card import CardContext, render_model_card
@@ -106,6 +106,14 @@ def test_the_facts_against_it_are_said(run):
     assert "On `eval`, 3 of 40 answers were truncated at the limit of 96 new tokens" in limits
     assert "-20.0 [-30.0, -10.0] points" in limits
     assert "no clear difference" not in limits
+
+
+def test_it_names_the_metric_that_decided(run):
+    assert "The primary metric is exact match." in render_model_card(run, about(), CERTIFICATE, run.path)
+    summary = read_json(run.eval_summary)
+    summary["sets"]["eval"]["primary_metric"] = "answer_likelihood"
+    write_json(run.eval_summary, summary)
+    assert "The primary metric is answer likelihood." in render_model_card(run, about(), CERTIFICATE, run.path)
 
 
 def test_scores_certificate_and_passport_are_tables(run):

@@ -15,12 +15,14 @@ import pytest
 from surefit.core.rundir import RunDir, append_jsonl, write_json
 from surefit.evaluate.free_text import LOSS, OTHER_LOSS, PHRASES, measure_fit_effect
 from surefit.facts.free_text import LIKELIHOOD
+from surefit.recipes import get_recipe
 from surefit.report import examples as examples_module
 from surefit.report.actual import compare_plan_with_run, percent_off
 from surefit.report.artefacts import Artefacts, read_artefacts
 from surefit.report.build import Page, build_page, build_report
 from surefit.report.certified import ANSWERS, IDENTITY, describe_certificate, group_checks
 from surefit.report.examples import ComparedAnswers, mark_differences, select_compared_sets
+from surefit.report.model_card import CardContext, limitations
 from surefit.report.reproduce import reproduction
 from surefit.report.scores import set_scores
 from surefit.report.shapes import CertificateRecord
@@ -359,7 +361,7 @@ def test_the_fit_is_the_verdict_on_free_text(run: RunDir, outcome: str, tone: st
     assert PHRASES[outcome] in page.verdict.headline  # type: ignore[index]
     assert "→" in page.verdict.sentences[0]
     assert "perplexity" in page.verdict.sentences[0]
-    assert "prompt removes" in page.verdict.sentences[1]
+    assert "With its own prompt an answer's loss is" in page.verdict.sentences[1]
     conditions = [c for c in page.ship.conditions if PHRASES[outcome] in c.text]  # type: ignore[index]
     assert [condition.state for condition in conditions] == [ship]
     contest = page.sets[0].contests[0]
@@ -369,11 +371,122 @@ def test_the_fit_is_the_verdict_on_free_text(run: RunDir, outcome: str, tone: st
 
 
 def test_short_answers_are_judged_by_exact_match_but_the_loss_is_not_denied(run: RunDir) -> None:
-    page = judged(run, fit_of("better", decides=False), 0.0, "exact_match")
-    assert page.verdict.headline.startswith("No clear effect of training on exact match; ")
-    assert PHRASES["better"] in page.verdict.headline
+    page = judged(run, beside_of("better"), 0.0, "exact_match")
+    assert page.verdict.headline == f"{BESIDE}; the trained model {PHRASES['better']}"
     sure = judged(run, fit_of("better", decides=False), 0.3, "exact_match")
     assert sure.verdict.headline == "Training helped"
+
+
+BESIDE = "No clear change of exact match (0 of 20 before and after)"
+
+
+def beside_of(outcome: str) -> dict[str, Any]:
+    """A fit beside an exact match that shows nothing, as `describe_fit` writes it."""
+    fit = fit_of(outcome, decides=False) | {"reason": "", "show_more": ["more steps (the loss was falling)"]}
+    (effect,) = fit["effects"]
+    headline = f"{BESIDE}; the trained model {PHRASES[outcome]}"  # type: ignore[index]
+    return fit | {"effects": [effect | {"metric_text": BESIDE, "headline": headline}]}
+
+
+@pytest.mark.parametrize(("outcome", "tone"), [("better", "neutral"), ("wording", "neutral"), ("worse", "warning")])
+def test_a_metric_that_cannot_move_does_not_deny_what_the_loss_shows(run: RunDir, outcome: str, tone: str) -> None:
+    page = judged(run, beside_of(outcome), 0.0, "exact_match")
+    phrase = PHRASES[outcome]  # type: ignore[index]
+    assert page.verdict.tone == tone
+    assert page.verdict.headline == f"{BESIDE}; the trained model {phrase}"
+    assert "perplexity" in page.verdict.sentences[0]
+    assert page.verdict.sentences[0].startswith("On 20 held-out rows: ")
+    assert "What would show more: more steps (the loss was falling)." in page.verdict.sentences
+    (told,) = [condition for condition in page.ship.conditions if BESIDE in condition.text]
+    assert (told.state, phrase in told.text) == ("note", True)
+    contest = page.sets[0].contests[0]
+    assert contest.tone == "neutral"
+    assert contest.outcome.startswith("no clear difference; ")
+    html = build_report(run).read_text()
+    assert "No clear effect" not in html
+    assert "Training helped" not in html
+    about = CardContext("card", get_recipe("math_reasoning"), None, "base", None, [], "merged")
+    assert any(phrase in line for line in limitations(page.found, about, page.sets, None))
+
+
+def test_why_a_server_is_judged_by_exact_match_is_said(run: RunDir) -> None:
+    page = judged(run, {"decides": False, "reason": "a server gives no likelihoods", "effects": []}, 0.0, "exact_match")
+    assert page.verdict.sentences[-1] == "A server gives no likelihoods."
+
+
+def test_where_metric_and_loss_disagree_both_are_told(run: RunDir) -> None:
+    page = judged(run, fit_of("worse", decides=False), 0.3, "exact_match")
+    assert page.verdict.headline == "Training helped"
+    assert PHRASES["worse"] in page.verdict.sentences[0]
+
+
+def with_other(run: RunDir, outcome: str, other: str | None, difference: float = 0.0) -> Page:
+    """The page of a run judged by likelihood, with a second set: judged so too, or by exact match."""
+    judged(run, fit_of(outcome), 0.3)
+    summary = json.loads(run.eval_summary.read_text())
+    second = json.loads(json.dumps(summary["sets"]["eval"]))
+    second["primary_metric"] = LIKELIHOOD if other else "exact_match"
+    if other is None:
+        del second["fit"]
+        (line,) = second["comparisons"]
+        ends = [difference - 0.02, difference + 0.02]
+        second["comparisons"] = [line | {"metric": "exact_match", "difference": difference, "ci95": ends}]
+        second["variants"] = {name: {"exact_match": m[LIKELIHOOD]} for name, m in second["variants"].items()}
+    else:
+        second["fit"] = fit_of(other)
+    write_json(run.eval_summary, summary | {"sets": {**summary["sets"], "old": second}})
+    return page_of(run)
+
+
+@pytest.mark.parametrize(
+    ("other", "fell"), [("better", False), ("unclear", False), ("wording", False), ("worse", True)]
+)
+def test_verdict_and_shipping_agree_on_other_sets(run: RunDir, other: str, fell: bool) -> None:
+    """All of these likelihoods rose by more than chance: the fit decides, not their interval."""
+    page = with_other(run, "better", other)
+    assert ("other scores fell" in page.verdict.headline) == fell
+    assert any("Regression on another task" in condition.text for condition in page.ship.conditions) == fell
+    assert any("No significant regression on old" in condition.text for condition in page.ship.conditions) != fell
+
+
+@pytest.mark.parametrize("outcome", ["better", "wording", "unclear", "worse"])
+def test_a_headline_keeps_the_effect_and_says_that_other_scores_fell(run: RunDir, outcome: str) -> None:
+    page = with_other(run, outcome, None, -0.3)
+    assert PHRASES[outcome] in page.verdict.headline  # type: ignore[index]
+    assert page.verdict.headline.endswith("other scores fell")
+    assert page.verdict.tone == ("bad" if outcome == "worse" else "warning")
+    gained = with_other(run, outcome, None, 0.3)
+    assert ("No clear effect" in gained.verdict.headline) == (outcome == "unclear")
+
+
+def test_a_gain_that_only_the_loss_shows_is_not_overwritten_by_one_elsewhere(run: RunDir) -> None:
+    judged(run, beside_of("better"), 0.0, "exact_match")
+    summary = json.loads(run.eval_summary.read_text())
+    second = json.loads(json.dumps(summary["sets"]["eval"]))
+    del second["fit"]
+    second["comparisons"] = [line | {"difference": 0.3, "ci95": [0.2, 0.4]} for line in second["comparisons"]]
+    write_json(run.eval_summary, summary | {"sets": {**summary["sets"], "old": second}})
+    page = page_of(run)
+    assert page.verdict.headline == f"{BESIDE}; the trained model {PHRASES['better']}"
+    assert any(sentence.startswith("On old the model gained") for sentence in page.verdict.sentences)
+
+
+def test_beside_an_answer_the_page_says_once_what_the_percentage_is(run: RunDir) -> None:
+    note = "no mark for the generated one"
+    before = build_report(run).read_text()
+    assert note not in before
+    summary = json.loads(run.eval_summary.read_text())
+    summary["primary_metric"] = summary["sets"]["eval"]["primary_metric"] = LIKELIHOOD
+    for variant in ("base", "merged"):
+        path = run.eval / "eval" / f"{variant}.predictions.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for n, line in enumerate(lines):
+            line["scores"][LIKELIHOOD] = 0.1 + 0.001 * n * (variant == "merged")
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_json(run.eval_summary, summary)
+    html = build_report(run).read_text()
+    assert html.count(note) == 1
+    assert "those whose expected answer became less likely first" in html or "(Held-out prompts)" in html
 
 
 def test_the_worst_example_comes_first(run: RunDir) -> None:

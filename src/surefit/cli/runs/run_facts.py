@@ -29,10 +29,10 @@ def read_primary_scores(run: RunDir) -> list[dict[str, Any]]:
 
     def read() -> list[dict[str, Any]]:
         summary = read_json(run.eval_summary)
-        metric = summary["primary_metric"]
         return [
             {"set": name, "variant": variant, "metric": metric, **metrics[metric]}
             for name, scored in summary["sets"].items()
+            for metric in (scored.get("primary_metric", summary["primary_metric"]),)
             for variant, metrics in scored["variants"].items()
             if metric in metrics
         ]

@@ -127,6 +127,11 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(_tokenizer_state(tokenizer), sort_keys=True, default=str).encode()).hexdigest()
 
 
+def vocabulary_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the hash of the vocabulary alone: losses per token are comparable only where it is the same."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()
+
+
 def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     import tokenizers
     import transformers

@@ -624,7 +624,7 @@ def exact_match_of_long_answers(
     """
     words, gate = scored.held_out.answer_words, config.evaluate.gate
     exact = next((name for name in context.metrics if name == "exact_match"), None)
-    if LIKELIHOOD not in context.metrics or exact is None or words is None or words <= SHORT_ANSWER:
+    if not scored.free_text or exact is None or words is None or words <= SHORT_ANSWER:
         return
     length = f"the median answer has {words:g} words, and above {SHORT_ANSWER} exact match hardly moves"
     if gate is not None and gate.metric == exact:
