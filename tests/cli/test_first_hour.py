@@ -125,7 +125,7 @@ def test_verbose_is_offered_where_it_exists(config: Path, surefit: Surefit, caps
     assert "--verbose" in capsys.readouterr().out
     say_plan(Output(), planned, verbose=None)
     assert "--verbose" not in capsys.readouterr().out
-    assert "surefit plan" in surefit("train", config, "--verbose", "--json").json["help"]
+    assert "only `surefit plan`" in surefit("train", config, "--verbose").stderr
 
 
 def test_the_next_command_keeps_cards_and_their_number(config: Path, surefit: Surefit) -> None:
@@ -155,6 +155,7 @@ def test_rows_that_nothing_reads_are_not_called_in_order(surefit: Surefit) -> No
 # What a run is said to do
 
 
+@pytest.mark.usefixtures("surefit")  # which goes to the config's directory
 def test_rows_of_data_mix_are_counted(config: Path) -> None:
     more = config.with_name("more.jsonl")
     more.write_text(config.with_name("rows.jsonl").read_text() * 2)

@@ -149,7 +149,7 @@ class Output(ProgressListener):
                     text, self.err.width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
                 )
             )
-        self.err.print(Text(text, style="dim"))
+        self.err.print(Text(text, style="dim"), soft_wrap=True)  # a long path stays whole
 
     def note_of_rank(self, text: str) -> None:
         """Print one line on stderr from any rank."""

@@ -129,7 +129,7 @@ def test_a_tight_config_is_simulated(tmp_path, monkeypatch):
     monkeypatch.setattr("surefit.plan.planner.Planner.simulated", simulated)
     build_starting_config(source, "Qwen/Qwen2.5-7B-Instruct", "24GB")
     assert asked == [], "there is room"
-    draft = build_starting_config(source, "Qwen/Qwen3-32B", "24GB")
+    draft = build_starting_config(source, "Qwen/Qwen3-32B", "26GB")
     assert asked == ["nf4"]
     assert not draft.roomy
 
