@@ -33,6 +33,8 @@ class Example:
         tokens: for tokenized rows, the token ids and whether each is supervised; `text` then holds the ids.
         document: the part of the last user turn that may be truncated when the example is too long (`data.too_long`).
         part: the name of the row's task, where the recipe has several (`TaskRecipe.parts`).
+        rejected: for a pair, the whole conversation again with the answer that was not preferred: the turns of
+            `prompt`, then the other answer. `messages` holds the preferred one.
     """
 
     messages: tuple[Message, ...] = ()
@@ -43,6 +45,7 @@ class Example:
     document: str | None = None
     part: str | None = None
     tokens: tuple[tuple[int, ...], tuple[bool, ...]] | None = None
+    rejected: tuple[Message, ...] | None = None
 
     @property
     def has_answer(self) -> bool:

@@ -271,6 +271,33 @@ class TrainSection(Section):
     """Seed of the order of the rows, the LoRA initialization and dropout."""
 
 
+ObjectiveName = Literal["sft", "dpo", "orpo", "simpo", "kto", "reward"]
+
+
+class ObjectiveSection(Section):
+    """What training optimizes: the likelihood of the answers, or the preference of one answer over another."""
+
+    name: ObjectiveName = "sft"
+    """sft: cross-entropy of the answers. dpo, orpo, simpo: rows with a chosen and a rejected answer. kto: rows with a
+    label. reward: a model that scores answers."""
+    loss_type: Literal["sigmoid", "ipo", "sigmoid_norm"] = "sigmoid"
+    """dpo: sigmoid (Rafailov et al. 2023), ipo (Azar et al. 2023), or sigmoid_norm, which divides log-probabilities by
+    the answer's length."""
+    beta: Auto | Annotated[float, Field(gt=0, le=100)] = "auto"
+    """Strength of the preference term: 0.1 for dpo, ipo, orpo and kto, 5 for sigmoid_norm, 2 for simpo."""
+    gamma_beta_ratio: Annotated[float, Field(ge=0, le=10)] = 0.5
+    """simpo: target margin, divided by beta, in nats per token."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """dpo with sigmoid: assumed share of pairs whose answers were swapped."""
+    sft_weight: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Weight of the cross-entropy of the chosen answers, added to the preference term. (orpo always has weight 1.)"""
+
+
+def _name_alone(value: object) -> object:
+    """Return {name: value} for text: `objective: dpo` is short for `objective: {name: dpo}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 class SpeedSection(Section):
     """Implementation of the arithmetic: nothing here changes what is learned beyond rounding."""
 
@@ -463,6 +490,8 @@ class SureFitConfig(Section):
     """The rows to train on and to be scored on."""
     train: TrainSection = TrainSection()
     """The optimization."""
+    objective: Annotated[ObjectiveSection, BeforeValidator(_name_alone)] = ObjectiveSection()
+    """What training optimizes."""
     speed: SpeedSection = SpeedSection()
     """Implementation of the arithmetic."""
     hardware: HardwareSection = HardwareSection()
