@@ -271,26 +271,53 @@ class TrainSection(Section):
     """Seed of the order of the rows, the LoRA initialization and dropout."""
 
 
-ObjectiveName = Literal["sft", "dpo", "orpo", "simpo", "kto", "reward"]
+ObjectiveName = Literal["sft", "dpo", "orpo", "simpo"]
+"""Values of `objective.name`."""
 
 
 class ObjectiveSection(Section):
     """What training optimizes: the likelihood of the answers, or the preference of one answer over another."""
 
     name: ObjectiveName = "sft"
-    """sft: cross-entropy of the answers. dpo, orpo, simpo: rows with a chosen and a rejected answer. kto: rows with a
-    label. reward: a model that scores answers."""
+    """sft: cross-entropy of the answers. dpo, orpo, simpo: pairs, rows with a chosen and a rejected answer."""
     loss_type: Literal["sigmoid", "ipo", "sigmoid_norm"] = "sigmoid"
     """dpo: sigmoid (Rafailov et al. 2023), ipo (Azar et al. 2023), or sigmoid_norm, which divides log-probabilities by
     the answer's length."""
     beta: Auto | Annotated[float, Field(gt=0, le=100)] = "auto"
-    """Strength of the preference term: 0.1 for dpo, ipo, orpo and kto, 5 for sigmoid_norm, 2 for simpo."""
+    """Strength of the preference term. auto: 0.1 for dpo (sigmoid and ipo) and orpo, 5 for sigmoid_norm, 2 for simpo."""
     gamma_beta_ratio: Annotated[float, Field(ge=0, le=10)] = 0.5
     """simpo: target margin, divided by beta, in nats per token."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """dpo with sigmoid: assumed share of pairs whose answers were swapped."""
     sft_weight: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """Weight of the cross-entropy of the chosen answers, added to the preference term. (orpo always has weight 1.)"""
+    """dpo, simpo: weight of the cross-entropy of the chosen answers, added to the preference term. (In orpo it is 1.)"""
+
+    @property
+    def paired(self) -> bool:
+        """Return whether the rows are pairs, a chosen and a rejected answer to the same prompt."""
+        return self.name != "sft"
+
+    @property
+    def answers_per_example(self) -> int:
+        """Return the number of token sequences that an example of this objective is."""
+        return 2 if self.paired else 1
+
+    @property
+    def has_reference(self) -> bool:
+        """Return whether the objective compares the model with a reference."""
+        return self.name == "dpo"
+
+    @property
+    def read_keys(self) -> frozenset[str]:
+        """Return the keys of this section that the objective reads."""
+        if not self.paired:
+            return frozenset({"name"})
+        keys = {"name", "beta"}
+        if self.name == "dpo":
+            keys |= {"loss_type", "sft_weight"} | ({"label_smoothing"} if self.loss_type == "sigmoid" else set())
+        if self.name == "simpo":
+            keys |= {"gamma_beta_ratio", "sft_weight"}
+        return frozenset(keys)
 
 
 def _name_alone(value: object) -> object:

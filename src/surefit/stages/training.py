@@ -193,6 +193,7 @@ def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingDa
             too_long=config.data.too_long,
             bad_rows=config.data.bad_rows,
             on_progress=on_progress,
+            paired=config.objective.paired,
         )
         rows: TokenDataset | ShardedTokens
         if shards is None:
@@ -362,9 +363,11 @@ def _train_once(
     trained, total = trainable_parameters(model)
     for note in notes:
         watcher.note(note)
+    per, what = config.objective.answers_per_example, "pairs" if config.objective.paired else "examples"
+    held_out = f"{len(data.eval_rows) // per:,} held out"
     watcher.note(
-        f"training {count_text(trained)} of {count_text(total)} parameters on {len(data.rows):,} examples, "
-        + ("none held out (data.eval is 0)" if config.data.holds_nothing_out else f"{len(data.eval_rows):,} held out")
+        f"training {count_text(trained)} of {count_text(total)} parameters on {len(data.rows) // per:,} {what}, "
+        + ("none held out (data.eval is 0)" if config.data.holds_nothing_out else held_out)
     )
     target = run.run.path  # its resolved.yaml also contains the --set values
     with watcher.training_progress() as on_step:

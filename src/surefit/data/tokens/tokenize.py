@@ -229,13 +229,60 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
     ]
 
 
+def answers_of(example: Example) -> tuple[Example, Example]:
+    """Return a pair as two conversations, with the chosen and with the rejected answer: of each only the last turn is
+    supervised, because the turns before it are the same in both.
+
+    Raises:
+        DataError: the rejected conversation has another prompt, or one of both does not end with an answer.
+    """
+    chosen, rejected = example.messages, example.rejected or ()
+    if chosen[:-1] != rejected[:-1] or any(
+        not turns or turns[-1]["role"] != "assistant" for turns in (chosen, rejected)
+    ):
+        raise DataError(
+            "the chosen and the rejected conversation differ before their last turn, or do not end with an answer",
+            code="E?",
+            field="rejected",
+            help="a pair is two answers of the assistant to the same turns",
+        )
+    prompt = tuple(turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in chosen[:-1])
+    return Example((*prompt, chosen[-1]), example.tools), Example((*prompt, rejected[-1]), example.tools)
+
+
+def encode_pairs(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[Encoded]]:
+    """Return two token examples of each pair, chosen and rejected, each tokenized as any conversation.
+
+    Raises:
+        DataError: as `encode_turns` and `answers_of`; and where the chat template writes the prompt before the two
+            answers differently.
+    """
+    encoded = iter(encode(tokenizer, [answer for example in examples for answer in answers_of(example)]))
+    pairs = [[next(encoded), next(encoded)] for _ in examples]
+    for pair in pairs:
+        starts = [supervised.index(True) if any(supervised) else len(ids) for ids, supervised in pair]
+        prompts = [ids[:start] for (ids, _), start in zip(pair, starts, strict=True)]
+        if prompts[0] != prompts[1]:
+            raise DataError(
+                f"the chat template writes another prompt before the chosen answer ({starts[0]} tokens) than before "
+                f"the rejected one ({starts[1]} tokens)",
+                code="E?",
+                field="rejected",
+                help="give both answers the same form, with reasoning or without (data.thinking: drop)",
+            )
+    return pairs
+
+
 def require_encodable(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> None:
     """Raise if conversations or token ids cannot be encoded; nothing is tokenized.
 
     Raises:
         DataError, ModelError: as `encode_turns` for conversations and for token ids.
     """
-    _all_segments([e for e in examples if e.text is None], tokenizer)
+    whole = [e for e in examples if e.text is None and e.rejected is None]
+    _all_segments(whole, tokenizer)
+    if pairs := [e for e in examples if e.rejected is not None]:
+        encode_pairs(tokenizer, pairs)
     for example in examples:
         if example.tokens:
             _encode_pretokenized(example.tokens, len(tokenizer))
