@@ -1,4 +1,4 @@
-"""Settings that belong to the objective: decided where the config leaves them open, refused where nothing reads them."""
+"""Settings that belong to the objective: decided where the config leaves them open, refused where it does not read them."""
 
 from __future__ import annotations
 

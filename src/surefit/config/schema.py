@@ -284,13 +284,13 @@ class ObjectiveSection(Section):
     """dpo: sigmoid (Rafailov et al. 2023), ipo (Azar et al. 2023), or sigmoid_norm, which divides log-probabilities by
     the answer's length."""
     beta: Auto | Annotated[float, Field(gt=0, le=100)] = "auto"
-    """Strength of the preference term. auto: 0.1 for dpo (sigmoid and ipo) and orpo, 5 for sigmoid_norm, 2 for simpo."""
+    """Strength of the preference term. auto: 0.1 for dpo (sigmoid, ipo) and orpo, 5 for sigmoid_norm, 2 for simpo."""
     gamma_beta_ratio: Annotated[float, Field(ge=0, le=10)] = 0.5
     """simpo: target margin, divided by beta, in nats per token."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """dpo with sigmoid: assumed share of pairs whose answers were swapped."""
     sft_weight: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """dpo, simpo: weight of the cross-entropy of the chosen answers, added to the preference term. (In orpo it is 1.)"""
+    """dpo, simpo: weight of the cross-entropy of the chosen answers, added to the preference term; orpo's is 1."""
 
     @property
     def paired(self) -> bool:

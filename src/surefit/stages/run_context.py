@@ -155,7 +155,8 @@ def load_run_context(
     mixed = {source: source_rows for source, source_rows in rows_by_source.items() if source_rows is not None}
     # Shards are an epoch's rows: none of them is held out any more.
     count, mixed_rows = (0, shards.stats.kept) if shards else count_training_rows(config, rows, mixed)
-    examples_per = examples_per_row(config, recipe, model, rows)
+    # A pair stays one example: only the last turn of both conversations is supervised.
+    examples_per = 1.0 if config.objective.paired else examples_per_row(config, recipe, model, rows)
     count, mixed_rows = count and round(count * examples_per), mixed_rows * examples_per
     if count is None and not problems and needs_row_count(config):
         problems.append(_uncounted_rows(loaded))

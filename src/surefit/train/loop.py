@@ -249,9 +249,9 @@ class Trainer:
             )
         if missing := stored.missing():
             start = time.perf_counter()
-            with self._explained("in the reference pass, before the first step"), self._phase("reference"):
-                with self.memory.during("reference"):
-                    finished = stored.compute(self.model, self.config.speed.chunked_loss, stop.agreed)
+            explained = self._explained("in the reference pass, before the first step")
+            with explained, self._phase("reference"), self.memory.during("reference"):
+                finished = stored.compute(self.model, self.config.speed.chunked_loss, stop.agreed)
             self.expert_use.taken()  # discard the counts of the pass
             if not finished:
                 self._leave_if_asked(stop)

@@ -19,7 +19,7 @@ from surefit.core.gc_pause import pause_gc
 from surefit.data.rows.special_tokens import SpecialTokens, build_special_tokens
 from surefit.data.tokens.cache import Encoded
 from surefit.data.tokens.pretokenized import require_known_tokens
-from surefit.data.tokens.turns import Segment, build_template_refusal, plan_renderings, split_segments
+from surefit.data.tokens.turns import Segment, answers_of, build_template_refusal, plan_renderings, split_segments
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.facts.named_templates import template_for
 from surefit.facts.thinking import TemplateReasoning, message_as_template_reads, probe_template_reasoning
@@ -227,27 +227,6 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
         else [_joined(segments, pieces) for segments in conversation]
         for example, conversation in zip(examples, conversations, strict=True)
     ]
-
-
-def answers_of(example: Example) -> tuple[Example, Example]:
-    """Return a pair as two conversations, with the chosen and with the rejected answer: of each only the last turn is
-    supervised, because the turns before it are the same in both.
-
-    Raises:
-        DataError: the rejected conversation has another prompt, or one of both does not end with an answer.
-    """
-    chosen, rejected = example.messages, example.rejected or ()
-    if chosen[:-1] != rejected[:-1] or any(
-        not turns or turns[-1]["role"] != "assistant" for turns in (chosen, rejected)
-    ):
-        raise DataError(
-            "the chosen and the rejected conversation differ before their last turn, or do not end with an answer",
-            code="E?",
-            field="rejected",
-            help="a pair is two answers of the assistant to the same turns",
-        )
-    prompt = tuple(turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in chosen[:-1])
-    return Example((*prompt, chosen[-1]), example.tools), Example((*prompt, rejected[-1]), example.tools)
 
 
 def encode_pairs(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[Encoded]]:

@@ -3,10 +3,10 @@
 Rafailov et al. 2023, "Direct Preference Optimization: Your Language Model is Secretly a Reward Model"
 (arXiv:2305.18290), equation 7. With r = log π(y|x) − log π_ref(y|x), summed over the answer's tokens, in nats:
 
-    loss = −log σ(β (r_chosen − r_rejected))
+    loss = −logsigmoid(β (r_chosen − r_rejected))
 
 Worked example, β = 0.1: if the chosen answer has become 3 nats more likely and the rejected one 2 nats less, the margin
-of rewards is 0.1 × 5 = 0.5, the loss −log σ(0.5) = 0.4741, and the gradient's weight σ(−0.5) = 38 % of β. At the start
+of rewards is 0.1 × 5 = 0.5, the loss −logsigmoid(0.5) = 0.4741, and the gradient's weight sigmoid(−0.5) = 38 % of β. At the start
 r = 0, so the loss is ln 2 = 0.6931 whatever the answers are.
 """
 
@@ -22,7 +22,7 @@ def sigmoid_losses(
     """Return the loss of each pair; `label_smoothing` is the assumed share ε of pairs whose answers were swapped.
 
     Conservative DPO (Mitchell 2023, "A note on DPO with noisy preferences and relationship to IPO"):
-    −(1 − ε) log σ(βΔ) − ε log σ(−βΔ), which is ln 2 at Δ = 0 for every ε.
+    −(1 − ε) logsigmoid(βΔ) − ε logsigmoid(−βΔ), which is ln 2 at Δ = 0 for every ε.
 
     Args:
         chosen_ratio, rejected_ratio: log π(y|x) − log π_ref(y|x) of each pair's answers, summed over tokens, (pairs,).

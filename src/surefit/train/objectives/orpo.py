@@ -4,7 +4,7 @@ reference.
 Hong et al. 2024, "ORPO: Monolithic Preference Optimization without Reference Model" (arXiv:2403.07691), equations 3 to
 7. With p = exp(mean log-probability per token of an answer), odds(p) = p / (1 − p), and λ, here `beta`:
 
-    loss = NLL(chosen) − λ log σ(log odds(p_chosen) − log odds(p_rejected))
+    loss = NLL(chosen) − λ logsigmoid(log odds(p_chosen) − log odds(p_rejected))
 
 The NLL counts the answer's tokens only, as SureFit's cross-entropy does (and LLaMA-Factory's ORPO). TRL's counts the
 prompt's as well: the same name, another objective.

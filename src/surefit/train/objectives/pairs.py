@@ -186,7 +186,7 @@ def sum_answers(log_probs: torch.Tensor, batch: Batch) -> AnswerSums:
 def _detached_sums(terms: torch.Tensor, rewards: torch.Tensor, answers: AnswerSums, nll: torch.Tensor) -> torch.Tensor:
     """Return `SUMS` of a micro batch."""
     with torch.no_grad():
-        accuracies = (rewards[:, 0] > rewards[:, 1]).sum().to(terms.dtype)
+        accuracies = (1 + torch.sign(rewards[:, 0] - rewards[:, 1])).sum() / 2  # a tie is half a right answer
         return torch.stack(
             [terms.sum(), *rewards.sum(0).unbind(), accuracies, *answers.log_probs.sum(0).unbind(), nll]
         ).detach()
