@@ -1,4 +1,4 @@
-"""Settings that belong to the objective: decided where the config leaves them open, refused where it does not read them."""
+"""Settings that the objective decides where the config leaves them open, and keys that it does not read."""
 
 from __future__ import annotations
 

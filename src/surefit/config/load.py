@@ -163,9 +163,9 @@ def _unread_by_objective(
 ) -> Iterator[ConfigError]:
     for key, problem, help_text in find_unread_keys(config.objective):
         if is_overridden(key, overridden):
-            yield ConfigError(problem, code="E?", path=OVERRIDE, field=key, help=help_text)
+            yield ConfigError(problem, code="E2840", path=OVERRIDE, field=key, help=help_text)
         elif key in lines:
-            yield ConfigError(problem, code="E?", path=path, line=lines[key], field=key, help=help_text)
+            yield ConfigError(problem, code="E2841", path=path, line=lines[key], field=key, help=help_text)
 
 
 def read_config_text(path: Path) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from surefit.core.errors import ModelError
 from surefit.config.schema import ObjectiveSection
+from surefit.core.errors import ModelError
 from surefit.facts.activations import TILE
 from surefit.model import attention
 from surefit.model.adapter import add_adapter

@@ -36,8 +36,8 @@ class StepConfig:
         config: the model's architecture.
         dtype: the dtype of the computation: "float32", "bfloat16" or "float16".
         adapter: the LoRA settings; None: all weights are trained.
-        rows: examples per micro batch, two for each pair; length: tokens of the longest, to which all are padded. Packed examples are all
-            of this length.
+        rows: examples per micro batch, two for each pair; length: tokens of the longest, to which all are padded.
+            Packed examples are all of this length.
         padded: whether some rows are shorter, so that attention needs a mask.
         packed: whether the examples are concatenated in one row.
         micro_batches: micro batches per optimizer step. With more than one, the gradients are kept between them.

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import gc
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -382,6 +382,8 @@ def _train_once(
             job.dry_pass(write=False)
             return summary
         result = job.fit(resume)
+    if config.objective.paired and job.held_out.lines:
+        watcher.note(_held_out_pairs_text(job.held_out.lines[-1]))
     return summary | {
         "output": str(result.output),
         "steps": result.counters.step,
@@ -394,6 +396,15 @@ def _train_once(
         "stopped_early": result.stopped_early,
         "notes": result.notes,
     }
+
+
+def _held_out_pairs_text(line: Mapping[str, Any]) -> str:
+    """Return the newest measurement of the held-out pairs as text, and what looks at them."""
+    return (
+        f"held-out pairs after step {line['step']}: accuracy {line['eval_rewards/accuracies']:.1%}, margin "
+        f"{line['eval_rewards/margins']:.3g}, loss {line['eval_loss']:.4f}. `evaluate` and `report` score answers "
+        "against the chosen ones; the pairs are scored in metrics.jsonl only"
+    )
 
 
 def _scorer(run: CheckedRun, data: TrainingData) -> Any:

@@ -155,7 +155,7 @@ def failed_first_batch(result: FirstBatch, model: torch.nn.Module, run: RunDir) 
         else f"delete {run.reference.name} so that it is computed again; if that does not help, the model computes "
         "something else in training mode"
     )
-    return GateError(problem, code="E?", path=run.path, field="objective", help=f"{cause}; no step was taken")
+    return GateError(problem, code="E5840", path=run.path, field="objective", help=f"{cause}; no step was taken")
 
 
 def _active_dropout(model: Any) -> list[str]:

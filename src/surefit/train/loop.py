@@ -238,7 +238,7 @@ class Trainer:
             resuming.require_resumable(self)
             raise ConfigError(
                 "the stored reference was computed with other weights, rows or another dtype",
-                code="E?",
+                code="E5841",
                 path=self.run.reference,
                 field="objective",
                 help="restore the base model to resume, or start over in another output_dir",

@@ -172,7 +172,7 @@ class StoredReference:
             pair = micro[int(np.argmin(np.isfinite(values).all(axis=1)))]
             raise GateError(
                 f"the log-probability of an answer is not finite under the model before the first step: pair {pair}",
-                code="E?",
+                code="E5842",
                 field="model.dtype",
                 help="the base model overflows on these tokens: try model.dtype: bfloat16 or float32; no step was taken",
             )

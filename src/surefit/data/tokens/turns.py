@@ -89,7 +89,7 @@ def answers_of(example: Example) -> tuple[Example, Example]:
     ):
         raise DataError(
             "the chosen and the rejected conversation differ before their last turn, or do not end with an answer",
-            code="E?",
+            code="E4841",
             field="rejected",
             help="a pair is two answers of the assistant to the same turns",
         )

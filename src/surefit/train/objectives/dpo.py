@@ -6,8 +6,8 @@ Rafailov et al. 2023, "Direct Preference Optimization: Your Language Model is Se
     loss = −logsigmoid(β (r_chosen − r_rejected))
 
 Worked example, β = 0.1: if the chosen answer has become 3 nats more likely and the rejected one 2 nats less, the margin
-of rewards is 0.1 × 5 = 0.5, the loss −logsigmoid(0.5) = 0.4741, and the gradient's weight sigmoid(−0.5) = 38 % of β. At the start
-r = 0, so the loss is ln 2 = 0.6931 whatever the answers are.
+of rewards is 0.1 × 5 = 0.5, the loss −logsigmoid(0.5) = 0.4741, and the gradient's weight sigmoid(−0.5) = 38 % of β. At
+the start r = 0, so the loss is ln 2 = 0.6931 whatever the answers are.
 """
 
 from __future__ import annotations
