@@ -174,7 +174,7 @@ class StoredReference:
                 f"the log-probability of an answer is not finite under the model before the first step: pair {pair}",
                 code="E5842",
                 field="model.dtype",
-                help="the base model overflows on these tokens: try model.dtype: bfloat16 or float32; no step was taken",
+                help="the base model overflows on these tokens: try bfloat16 or float32; no step was taken",
             )
         return values
 

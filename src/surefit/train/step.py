@@ -127,8 +127,8 @@ def train_step(
 
     Each micro batch's summed loss is divided by the supervised tokens (or the pairs) of *all* of them, so the gradient
     is the gradient of the mean over the global batch whatever the micro batches are: 1 × 8 equals 8 × 1, also with
-    uneven lengths, padded or packed. If the loss or the gradient norm is not finite the optimizer is not called: weights and optimizer
-    state stay as they are.
+    uneven lengths, padded or packed. If the loss or the gradient norm is not finite the optimizer is not called:
+    weights and optimizer state stay as they are.
 
     Args:
         model: a causal language model in training mode, without gradients.
