@@ -141,6 +141,7 @@ class TaskRecipe:
             (`evaluate.free_text`). It needs scores whose means are the corpus scores (no `aggregate` of its own).
         column_names: column that the recipe reads → column of the rows, where the config renames some (`data.columns`).
         role_names: role → its name in the rows (`data.roles`).
+        pairs: whether rows must be pairs of a chosen and a rejected answer (`objective.name`).
         purpose: what a model learns by it, in a sentence.
     """
 
@@ -168,6 +169,7 @@ class TaskRecipe:
     parts: Mapping[str, TaskRecipe] = field(default_factory=dict)
     column_names: Mapping[str, str] = field(default_factory=dict)
     role_names: Mapping[str, str] = field(default_factory=dict)
+    pairs: bool = False
     purpose: str = ""
 
     def of(self, example: Example) -> TaskRecipe:

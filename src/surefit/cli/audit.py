@@ -25,7 +25,7 @@ from surefit.core.units import duration_text, plural
 from surefit.stages.eval_prompts import list_eval_sources
 
 if TYPE_CHECKING:
-    from surefit.config.schema import DataSection, SureFitConfig
+    from surefit.config.schema import SureFitConfig
     from surefit.data.audit.chunk import AuditJob
     from surefit.data.audit.clean import Removals
     from surefit.data.audit.whole import AuditableRows
@@ -398,12 +398,12 @@ def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
     )
 
 
-def _recipe_of(name: str, section: DataSection) -> TaskRecipe:
+def _recipe_of(config: SureFitConfig) -> TaskRecipe:
     """Return a config's recipe; a function that another process can call."""
     from surefit import recipes
     from surefit.data.rows.columns import recipe_for
 
-    return recipe_for(recipes.get_recipe(name), section)
+    return recipe_for(recipes.get_recipe(config.recipe), config)
 
 
 def build_audit_job(config: SureFitConfig) -> AuditJob:
@@ -414,7 +414,7 @@ def build_audit_job(config: SureFitConfig) -> AuditJob:
     return AuditJob(
         source=config.data.train,
         columns=(),
-        recipe=partial(_recipe_of, config.recipe, config.data),
+        recipe=partial(_recipe_of, config),
         recipe_name=config.recipe,
         fmt=config.data.format,
         tokenizer=partial(load_installed_tokenizer, config.model),

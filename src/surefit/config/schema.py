@@ -163,7 +163,19 @@ class DataSection(Section):
     """The held-out rows: another file, or the share of the training rows to set aside (with several tasks, of every
     source). 0 or null holds nothing out: all rows are trained on, and no loss or score is measured on held-out rows."""
     format: Literal[
-        "auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt", "gemini"
+        "auto",
+        "recipe",
+        "messages",
+        "prompt_completion",
+        "tokens",
+        "text",
+        "alpaca",
+        "sharegpt",
+        "gemini",
+        "pairs",
+        "openai_pairs",
+        "swift_pairs",
+        "scored_answers",
     ] = "auto"
     """Format of the rows; auto detects it by the column names."""
     columns: dict[str, str] = Field(default_factory=dict)

@@ -136,7 +136,7 @@ def load_run_context(
             problems.append(error)
             return None
 
-    recipe = attempt(lambda: recipe_for(recipes.get_recipe(config.recipe), config.data))
+    recipe = attempt(lambda: recipe_for(recipes.get_recipe(config.recipe), config))
     if recipe is not None:
         attempt(lambda: require_evaluation_settings(config.evaluate, recipe))
     model = _configured_model(config.model, patience, attempt)

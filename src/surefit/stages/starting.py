@@ -242,8 +242,8 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
         names = {key: named for key, named in propose_names(rows).items() if named}
         if not names:
             raise
-        section = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, ""), "surefit/nano")).data
-        task = recipe_for(task, section)
+        config = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, ""), "surefit/nano"))
+        task = recipe_for(task, config)
         examples, layout = to_examples(rows.sample(TRIED_ROWS), task), _layout_of(names, columns)
     else:
         names = {}
@@ -423,7 +423,7 @@ def _sample_lengths(found: FoundRows, facts: ModelFacts) -> SampledLengths | Non
         tokenizer = facts_of_tokenizer(facts)
     except SureFitError:
         return None
-    return sample_lengths(found.rows, recipe_for(recipes.get_recipe(found.recipe), config.data), config, tokenizer)
+    return sample_lengths(found.rows, recipe_for(recipes.get_recipe(found.recipe), config), config, tokenizer)
 
 
 def _size_text(facts: ModelFacts) -> str:
