@@ -441,7 +441,8 @@ def _origin(dotted: str, loaded: LoadedConfig) -> ValueOrigin:
     key = dotted
     while key and key not in loaded.lines:
         key = key.rpartition(".")[0]
-    section_only = key != dotted and not dotted.startswith("evaluate.extra_sets.")
+    # `objective: dpo` is short for its name alone.
+    section_only = key != dotted and not dotted.startswith("evaluate.extra_sets.") and dotted != "objective.name"
     return (
         ValueOrigin("default")
         if not key or section_only
