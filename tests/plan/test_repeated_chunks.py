@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from transformers import LlamaConfig
 
-from surefit.config.schema import LoraSection
+from surefit.config.schema import LoraSection, ObjectiveSection
 from surefit.facts import activations
 from surefit.plan import simulate
 from surefit.plan.operations import Operations
@@ -25,6 +25,7 @@ CONFIG = LlamaConfig(
 )  # fmt: skip
 LORA = StepConfig(CONFIG, "bfloat16", LoraSection(r=4), 2, 40, packed=True, micro_batches=2)
 FULL = replace(LORA, adapter=None)
+DPO = ObjectiveSection(name="dpo", beta=0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,8 @@ def _both(setting: StepConfig) -> tuple[Trace, tuple[Operations, Operations]]:
     [
         pytest.param(LORA, id="lora"),
         pytest.param(FULL, id="full"),
+        pytest.param(replace(LORA, objective=DPO), id="pairs"),
+        pytest.param(replace(FULL, objective=DPO), id="pairs-full"),
         *(
             pytest.param(setting, id=name, marks=pytest.mark.slow)
             for name, setting in {
