@@ -80,7 +80,7 @@ def exact_token_losses(model: torch.nn.Module, batch: Mapping[str, Any], chunked
     size = max(1, chunk_rows(len(hidden), head.vocabulary, 2 * head.number))
     parts = [
         F.cross_entropy(head(states).double(), target, reduction="none")
-        for states, target in zip(hidden.split(size), targets.split(size), strict=True)
+        for states, target in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
     ]
     return torch.cat([torch.empty(0, dtype=torch.float64, device=hidden.device), *parts])
 

@@ -109,7 +109,7 @@ class StoredReference:
     def _pending(self) -> Iterator[tuple[str, list[int]]]:
         """Yield the micro batches with a pair that is not known yet, in the order of the steps, then the held-out
         ones."""
-        train, seen = self.batchers["train"], ~np.isnan(self.values["train"]).any(axis=1)
+        train, seen = self.batchers["train"], _known(self.values["train"])
         for step in range(self.steps):
             if seen.all():
                 break
@@ -117,7 +117,7 @@ class StoredReference:
                 if not seen[micro].all():
                     seen[micro] = True
                     yield "train", micro
-        held_out, known = self.batchers["eval"], ~np.isnan(self.values["eval"]).any(axis=1)
+        held_out, known = self.batchers["eval"], _known(self.values["eval"])
         yield from (("eval", micro) for micro in held_out.cut(range(held_out.examples)) if not known[micro].all())
 
     def compute(
@@ -192,3 +192,9 @@ class StoredReference:
         """Give the batchers their numbers."""
         for name, batcher in self.batchers.items():
             batcher.reference = self.values[name]
+
+
+def _known(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Return which pairs have both of their numbers."""
+    known: npt.NDArray[np.bool_] = ~np.isnan(values).any(axis=1)
+    return known

@@ -121,10 +121,10 @@ class PairObjective:
         assert answers.reference is not None
         ratios = answers.log_probs - answers.reference
         if section.loss_type == "sigmoid":
-            return sigmoid_losses(*ratios.unbind(1), beta, section.label_smoothing), beta * ratios
+            return sigmoid_losses(ratios[:, 0], ratios[:, 1], beta, section.label_smoothing), beta * ratios
         ratios = ratios / answers.tokens
         losses = ipo_losses if section.loss_type == "ipo" else sigmoid_norm_losses
-        return losses(*ratios.unbind(1), beta), beta * ratios
+        return losses(ratios[:, 0], ratios[:, 1], beta), beta * ratios
 
     def loss_and_metrics(self, sums: Sequence[float], totals: Sequence[int]) -> tuple[float, dict[str, float]]:
         """Return the mean loss and the metrics, by TRL's names, from the added-up `SUMS` of all micro batches."""
@@ -175,7 +175,7 @@ def sum_answers(log_probs: torch.Tensor, batch: Batch) -> AnswerSums:
     device, dtype = log_probs.device, log_probs.dtype
     if not counts:
         return AnswerSums(log_probs.new_zeros(0, 2), log_probs.new_zeros(0, 2), log_probs.new_zeros(0, 2))
-    sums = torch.stack([part.sum() for part in log_probs.split(list(counts))]).view(-1, 2)
+    sums = torch.stack([part.sum() for part in torch.split(log_probs, list(counts))]).view(-1, 2)
     tokens = torch.tensor(counts, dtype=dtype).to(device, non_blocking=True).view(-1, 2)
     reference = batch.get("reference_log_probs")
     if reference is not None:
