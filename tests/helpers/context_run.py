@@ -33,9 +33,8 @@ from surefit.model.tiling import tile_mlps
 from surefit.parallel.context_parallel import ContextParallel
 from surefit.parallel.engine import SINGLE, Engine
 from surefit.parallel.process_group import World, process_group
-from surefit.train.loss import loss_sum
+from surefit.train.loss import loss_sum, supervised_tokens
 from surefit.train.optim import MasterAdamW
-from surefit.train.loss import supervised_tokens
 from surefit.train.step import mean_loss, train_step
 
 STEPS = 20

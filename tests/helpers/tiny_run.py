@@ -1,7 +1,7 @@
 """A training run that takes a second: a random Llama of 20 thousand parameters on rows of random tokens.
 
-Imported by the tests; run as a script (`tiny_run.py BASE OUT [--resume]`) where a test needs a process that it can
-kill. The script prints each finished step and exits as the command line does.
+Imported by the tests; run as a script (`tiny_run.py BASE OUT [--resume] [--pairs]`) where a test needs a process that
+it can kill. The script prints each finished step, of pairs also each other phase, and exits as the command line does.
 """
 
 from __future__ import annotations
@@ -149,8 +149,11 @@ def training(
 def main(base: str, out: str, *flags: str) -> int:
     torch.set_num_threads(1)
     try:
+        changes: Any = {"objective": {"name": "dpo", "beta": 0.1}, "max_steps": 8} if "--pairs" in flags else {}
         training(
-            config(Path(base), Path(out)), on_progress=lambda progress: print("step", progress.step, flush=True)
+            config(Path(base), Path(out), **changes),
+            on_progress=lambda progress: print("step", progress.step, flush=True),
+            on_phase=lambda name, step, total: print("phase", name, flush=True) if "--pairs" in flags else None,
         ).fit(resume="--resume" in flags)
     except SureFitError as error:
         print(error, flush=True)

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +127,30 @@ def test_killed_and_resumed_equals_uninterrupted(base: Path, tmp_path: Path, whe
         if when == "in the steps" and progress.step == 6:
             raise Killed
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         if when == "in the pass":
             patched.setattr(reference.StoredReference, "_measure", killed_in_the_pass)
-        tiny_run.training(settings(base, tmp_path / "killed"), on_progress=killed_in_step_6).fit()
+        job = tiny_run.training(settings(base, tmp_path / "killed"), on_progress=killed_in_step_6)
+        with pytest.raises(Killed):
+            job.fit()
     known = (~np.isnan(stored(tmp_path / "killed")["train"]).any(axis=1)).sum()
     assert known == (12 if when == "in the pass" else 24)
     torch.manual_seed(9)
     tiny_run.training(settings(base, tmp_path / "killed")).fit(resume=True)
+    assert_same(tmp_path / "straight", tmp_path / "killed")
+
+
+@pytest.mark.slow
+def test_kill_nine_in_the_pass_and_in_the_steps(base: Path, tmp_path: Path) -> None:
+    """The same in a process of its own, with the signal that no process can catch."""
+    tiny_run.training(settings(base, tmp_path / "straight")).fit()
+    command = [sys.executable, "-u", tiny_run.__file__, str(base), str(tmp_path / "killed"), "--pairs"]
+    for until, flags in (("phase reference", []), ("step 6", ["--resume"])):
+        with subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert any(line.strip() == until for line in process.stdout)
+            process.kill()
+    assert subprocess.run([*command, "--resume"], check=False, capture_output=True).returncode == 0
     assert_same(tmp_path / "straight", tmp_path / "killed")
 
 
@@ -143,9 +161,11 @@ def test_a_signal_in_the_pass_saves_it(base: Path, tmp_path: Path, monkeypatch: 
         os.kill(os.getpid(), signal.SIGTERM)
         return inner(self, *given)
 
-    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+    with monkeypatch.context() as patched:
         patched.setattr(reference.StoredReference, "_measure", signaled)
-        tiny_run.training(settings(base, tmp_path)).fit()
+        job = tiny_run.training(settings(base, tmp_path))
+        with pytest.raises(Interrupted):
+            job.fit()
     assert 0 < (~np.isnan(stored(tmp_path)["train"]).any(axis=1)).sum() < 24
     assert tiny_run.training(settings(base, tmp_path)).fit(resume=True).counters.step == 8
 

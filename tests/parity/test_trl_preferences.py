@@ -1,5 +1,5 @@
-"""Losses and gradients of pairs equal TRL's, where it is installed; without it tests/numerics/test_preferences.py has the
-papers' formulas in float64."""
+"""Losses and gradients of pairs equal TRL's, where it is installed; tests/numerics/test_preferences.py has the papers'
+formulas in float64 for everywhere else."""
 
 from __future__ import annotations
 
