@@ -34,7 +34,7 @@ def pair(number: int, chosen: str = "On the shelf", rejected: str = "It is on th
 
 
 def examples(*pairs: Example) -> Examples:
-    return Examples(list(pairs), [f"rows.jsonl:{n}" for n, _ in enumerate(pairs, start=1)])
+    return Examples(list(pairs), [f"rows.jsonl:{n}" for n, _ in enumerate(pairs, start=1)], [])
 
 
 def test_only_the_last_turn_of_both_is_supervised(tokenizer: Any) -> None:
