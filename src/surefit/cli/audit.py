@@ -406,6 +406,13 @@ def _recipe_of(config: SureFitConfig) -> TaskRecipe:
     return recipe_for(recipes.get_recipe(config.recipe), config)
 
 
+def _pair_recipe(name: str) -> TaskRecipe:
+    """Return a recipe that reads pairs; a function that another process can call."""
+    from surefit import recipes
+
+    return replace(recipes.get_recipe(name), pairs=True)
+
+
 def build_audit_job(config: SureFitConfig) -> AuditJob:
     """Return the audit settings of a config's data."""
     from surefit.data.audit.chunk import AuditJob
@@ -456,9 +463,11 @@ def _mixed_rows(config: SureFitConfig, problems: list[SureFitError]) -> dict[str
 
 def _data_target(target: str) -> AuditTarget:
     """Return the audit target of a file, a directory, a sample or a hub id, without config and model."""
+    from surefit import recipes
     from surefit.config.inputs import row_files
     from surefit.data.audit.chunk import AuditJob
     from surefit.data.audit.streamed import StreamedRows
+    from surefit.data.rows.layouts import has_pair_columns
     from surefit.lint.rule import LintContext
     from surefit.stages.checking import find_fitting_recipe
 
@@ -469,13 +478,12 @@ def _data_target(target: str) -> AuditTarget:
     except DataError as error:
         problems = (error,)
     columns = rows.columns if rows else []
-    name = find_fitting_recipe(columns)
+    pairs = has_pair_columns(columns)
+    name = recipes.GENERAL if pairs else find_fitting_recipe(columns)
     question = AuditJob(source=target, columns=(), recipe_name=name)
     expected: Sequence[str] = ()
     if name is not None:
-        from surefit import recipes
-
-        question = replace(question, recipe=partial(recipes.get_recipe, name))
+        question = replace(question, recipe=partial(_pair_recipe if pairs else recipes.get_recipe, name))
         expected = recipes.get_recipe(name).columns_in(columns)
     context = LintContext(None, Path(target), problems=problems)
     return AuditTarget(rows, question, context, expected=expected, inputs=row_files("the data", target))

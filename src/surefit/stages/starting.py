@@ -43,6 +43,7 @@ CHARACTERS_PER_TOKEN = 3.0
 fewer."""
 NANO_PARAMETERS, LARGE_PARAMETERS = 20e6, 30e9
 PROPOSED = 3
+PAIRS_WHY = "each row has a better and a worse answer: train on the preference (direct preference optimization)"
 
 
 ROOMY = 0.9
@@ -59,6 +60,7 @@ class FoundRows(NamedTuple):
         names: `data.columns` and `data.roles`, where the columns have other names than the layout's.
         layout: the layout, in words.
         unread: columns with text that belongs to prompts or answers by its name, and that nothing reads.
+        objective: sft, or dpo for pairs of answers.
     """
 
     rows: Rows
@@ -66,6 +68,7 @@ class FoundRows(NamedTuple):
     names: Mapping[str, Mapping[str, str]]
     layout: str
     unread: Sequence[str] = ()
+    objective: str = "sft"
 
     @property
     def row_count(self) -> str:
@@ -230,6 +233,8 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     from surefit.stages.checking import find_fitting_recipe
 
     columns = rows.columns
+    if recipe in (None, recipes.GENERAL) and (pairs := _recognize_pairs(rows)) is not None:
+        return pairs
     name = recipe or find_fitting_recipe(columns, rows) or "chat"
     task = recipes.get_recipe(name)
     if task.columns:
@@ -250,6 +255,41 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     _require_prompts(examples, rows)
     unread = find_unread_columns(rows.sample(TRIED_ROWS), task, "auto", None)[UNREAD_PROMPTS].examples
     return FoundRows(rows, name, names, layout, unread)
+
+
+def _recognize_pairs(rows: Rows) -> FoundRows | None:
+    """Return how rows of a better and a worse answer are read; None for other rows.
+
+    Raises:
+        DataError: the rows have both answers, and cannot be used as pairs.
+    """
+    from surefit import recipes
+    from surefit.data.rows.columns import recipe_for
+    from surefit.data.rows.layouts import PAIR_LAYOUTS, to_examples
+    from surefit.data.rows.other_layouts import pair_columns
+    from surefit.data.rows.unread_fields import UNREAD_PROMPTS, find_unread_columns
+
+    columns = rows.columns
+    layout = next((name for name, pair in PAIR_LAYOUTS.items() if set(pair.columns) <= set(columns)), None)
+    names = {"columns": pair_columns(columns)}
+    names = {key: named for key, named in names.items() if named}
+    if layout is None and not names:
+        return None
+    described = "pairs of a chosen and a rejected answer"
+    if layout == "scored_answers":
+        described = "pairs of each row's answers with the highest and the lowest score"
+    found = FoundRows(rows, recipes.GENERAL, names, described, objective="dpo")
+    config = SureFitConfig.model_validate(_values(found, "surefit/nano"))
+    task = recipe_for(recipes.get_recipe(recipes.GENERAL), config)
+    try:
+        examples = to_examples(rows.sample(TRIED_ROWS), task)
+    except DataError:
+        if layout == "scored_answers":  # a column with this name may hold anything
+            return None
+        raise
+    _require_prompts(examples, rows)
+    unread = find_unread_columns(rows.sample(TRIED_ROWS), task, "auto", None)[UNREAD_PROMPTS].examples
+    return found._replace(unread=unread)
 
 
 def _require_prompts(examples: Examples, rows: Rows) -> None:
@@ -277,7 +317,8 @@ def _layout_of(names: Mapping[str, Mapping[str, str]], columns: Sequence[str]) -
 def _values(found: FoundRows, model: str) -> dict[str, Any]:
     """Return a config of these rows with nothing decided."""
     data = {"train": found.rows.source, "max_length": MOST_TOKENS, **found.names}
-    return {"recipe": found.recipe, "model": {"name_or_path": model}, "data": data, "output_dir": "runs/rows"}
+    values = {"recipe": found.recipe, "model": {"name_or_path": model}, "data": data, "output_dir": "runs/rows"}
+    return values | ({"objective": found.objective} if found.objective != "sft" else {})
 
 
 def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str, *, confirm: bool = True) -> StartingConfig:
@@ -294,15 +335,17 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str, *, c
     held_out = round(total * share)
     kept = max(1, total - held_out)
     batch = choose_global_batch_size(kept)
-    epochs = choose_epochs(kept, batch)
+    pairs = found.objective != "sft"
+    epochs = 1 if pairs else choose_epochs(kept, batch)
     steps = optimizer_steps(kept, epochs, batch, None)
     rate, rate_why = choose_learning_rate(facts.parameters)
-    epochs_why = f"{steps:,} steps: {EPOCHS_RULE}"
+    epochs_why = f"{steps:,} steps: {'pairs are learned in one pass' if pairs else EPOCHS_RULE}"
     batch_why = f"rows per step: {BATCH_RULE}"
     length, length_why = _choose_length(found, facts)
     name = re.sub(r"[^\w.-]+", "-", Path(found.rows.source.rstrip("/")).stem).strip("-.") or "rows"
     before = [
         Line("recipe", found.recipe, found.layout),
+        *([Line("objective", found.objective, PAIRS_WHY)] if pairs else []),
         Line("model.name_or_path", model, _size_text(facts)),
     ]
     after = [
@@ -312,7 +355,8 @@ def _draft(found: FoundRows, model: str, hardware: HardwareFacts, gpu: str, *, c
         Line("data.max_length", length, length_why),
         Line("train.num_train_epochs", epochs, epochs_why),
         Line("train.global_batch_size", batch, batch_why),
-        Line("train.learning_rate", rate, rate_why),
+        # The rate above is one of SFT; that of a preference objective is the objective's own default.
+        *([] if pairs else [Line("train.learning_rate", rate, rate_why)]),
         *([Line("hardware.gpu", gpu, hardware.name)] if gpu != "auto" else ()),
         Line("output_dir", f"runs/{name}", "checkpoints, adapter, merged model and report"),
     ]  # fmt: skip

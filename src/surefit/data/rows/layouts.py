@@ -214,6 +214,19 @@ def layouts_of(recipe: TaskRecipe) -> dict[str, Layout]:
     return PAIR_LAYOUTS if recipe.pairs else LAYOUTS
 
 
+def has_pair_columns(columns: Sequence[str]) -> bool:
+    """Return whether rows with these columns are pairs of a chosen and a rejected answer, by their names alone."""
+    return any(set(layout.columns) <= set(columns) for layout in PAIR_LAYOUTS.values() if len(layout.columns) > 1)
+
+
+def recipe_of_scored_rows(recipe: TaskRecipe, columns: Sequence[str]) -> TaskRecipe:
+    """Return the recipe for rows that are only scored: with a preference objective they may be rows of one answer."""
+    theirs = {column: name for name, column in recipe.column_names.items()}
+    names = {theirs.get(column, column) for column in columns}
+    is_pairs = any(names.issuperset(layout.columns) for layout in PAIR_LAYOUTS.values())
+    return recipe if is_pairs or not recipe.pairs else replace(recipe, pairs=False)
+
+
 def _no_pairs(columns: Sequence[str]) -> DataError:
     """Return the error for rows that are no pairs, where the objective compares two answers."""
     formats = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in PAIR_LAYOUTS.items())
