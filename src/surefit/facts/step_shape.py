@@ -42,7 +42,7 @@ def micro_batch_shape(resolved: ResolvedConfig, length: int | None = None) -> St
     if config.data.packing is not True:
         return StepShape(rows, length, resolved.gradient_accumulation_steps)
     capacity = rows * max_length
-    examples = min(answers * examples_per_data_rank(config), -(-capacity // length))
+    examples = answers * min(examples_per_data_rank(config), -(-capacity // (answers * length)))
     batches = math.ceil(answers * decided(train.global_batch_size) * length / capacity)
     micro_batches = max(1, math.ceil(batches / count_data_ranks(config)))
     return StepShape(examples, min(length, capacity // examples), micro_batches)
@@ -53,5 +53,5 @@ def usual_shape(resolved: ResolvedConfig, length: int) -> StepShape:
     config, shape = resolved.config, micro_batch_shape(resolved, length)
     if config.data.packing is not True or count_data_ranks(config) == 1:
         return shape
-    rows = math.ceil(config.objective.answers_per_example * examples_per_data_rank(config) / shape.micro_batches)
+    rows = config.objective.answers_per_example * math.ceil(examples_per_data_rank(config) / shape.micro_batches)
     return StepShape(rows, min(length, config.data.max_length), shape.micro_batches)

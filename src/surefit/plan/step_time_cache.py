@@ -141,7 +141,8 @@ class StepTimeCache:
 
         if setting.adapter is not None:
             return OperatorTime(overlaps=rates.overlaps)
-        short = replace(setting, rows=1, length=UPDATE_LENGTH, padded=False, checkpointing=False, tiled_mlp=False)
+        alone = replace(setting, rows=1, objective=None, padded=False)  # an update does not depend on the loss
+        short = replace(alone, length=UPDATE_LENGTH, checkpointing=False, tiled_mlp=False)
         single, double = (self._micro(replace(short, micro_batches=count), rates) for count in (1, 2))
         return single.plus(single).plus(double, -1.0)
 
@@ -163,7 +164,7 @@ class StepTimeCache:
 
 
 def _few(setting: StepConfig) -> int:
-    return 1 if setting.packed else FEW
+    return 1 if setting.packed and setting.objective is None else FEW
 
 
 def _sum(counted: Operations, what: Literal["flops", "bytes", "kernels"]) -> float:

@@ -112,6 +112,8 @@ def test_a_micro_batch_of_pairs_is_twice_as_many_sequences(tmp_path: Path, packi
     assert (shape.rows, shape.length, shape.micro_batches) == (8, 128, 4)
     half = micro_batch_shape(found.resolved, 64)
     assert (half.tokens, half.micro_batches) == ((1024, 2) if packing == "true" else (512, 4))
+    odd = micro_batch_shape(found.resolved, 98)  # 10.4 sequences of that length fill a packed micro batch
+    assert odd.rows == (12 if packing == "true" else 8)
     terms = {term.term: term.bytes for term in disk_terms(found.resolved, found.model)}
     assert found.resolved.total_steps is not None
     assert terms["reference"] == 2 * 8 * 16 * found.resolved.total_steps
