@@ -143,12 +143,10 @@ def resolve_config(
     """
     provenance = {dotted: _origin(dotted, loaded) for dotted, _ in iter_config_values(loaded.config)}
     config = _with_devices(loaded.config, provenance, started)
-    by_objective = decide_by_objective(config, provenance["train.learning_rate"].kind == "default")
-    provenance |= {dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in by_objective.items()}
-    config = with_decisions(config, {dotted: value for dotted, (value, _) in by_objective.items()})
+    rate_is_open = provenance["train.learning_rate"].kind == "default"
+    config = _with_decided(config, provenance, decide_by_objective(config, rate_is_open))
     by_rows = decide_by_rows(config, epoch_rows(config, rows, mixed), count_processes(config))
-    provenance |= {dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in by_rows.items()}
-    config = with_decisions(config, {dotted: value for dotted, (value, _) in by_rows.items()})
+    config = _with_decided(config, provenance, by_rows)
     steps = total_steps(config, rows, mixed)
     packing, _ = _decide_packing(config, model)
     decisions: dict[str, Callable[[], tuple[Any, str]]] = {
@@ -197,6 +195,14 @@ def resolve_config(
             help="choose a divisor of global_batch_size, or leave it at auto",
         )
     return ResolvedConfig(resolved, provenance, count_accumulation_steps(resolved), steps)
+
+
+def _with_decided(
+    config: SureFitConfig, provenance: dict[str, ValueOrigin], decisions: Mapping[str, tuple[Any, str]]
+) -> SureFitConfig:
+    """Return the config with values that were open; their reasons are added to `provenance`."""
+    provenance.update({dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in decisions.items()})
+    return with_decisions(config, {dotted: value for dotted, (value, _) in decisions.items()})
 
 
 def _with_devices(

@@ -155,8 +155,7 @@ def load_run_context(
     mixed = {source: source_rows for source, source_rows in rows_by_source.items() if source_rows is not None}
     # Shards are an epoch's rows: none of them is held out any more.
     count, mixed_rows = (0, shards.stats.kept) if shards else count_training_rows(config, rows, mixed)
-    # A pair stays one example: only the last turn of both conversations is supervised.
-    examples_per = 1.0 if config.objective.paired else examples_per_row(config, recipe, model, rows)
+    examples_per = examples_per_row(config, recipe, model, rows)
     count, mixed_rows = count and round(count * examples_per), mixed_rows * examples_per
     if count is None and not problems and needs_row_count(config):
         problems.append(_uncounted_rows(loaded))
@@ -317,7 +316,8 @@ def count_training_rows(
 def examples_per_row(
     config: SureFitConfig, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None
 ) -> float:
-    """Estimate the examples per row of `data.train` from a sample; 1 where that is impossible."""
+    """Estimate the examples per row of `data.train` from a sample; 1 where that is impossible, and of pairs, of whose
+    conversations only the last turn is supervised."""
     from surefit.data.rows.layouts import to_examples
     from surefit.data.rows.reasoning import apply_reasoning_mode
     from surefit.data.rows.sample_checks import DIVIDED, mean_token_examples
@@ -325,7 +325,7 @@ def examples_per_row(
     from surefit.facts.chat_template import SPECIAL
     from surefit.facts.tokenizer import TokenizerFacts
 
-    if recipe is None or rows is None or model is None or not model.chat_template:
+    if recipe is None or rows is None or model is None or not model.chat_template or config.objective.paired:
         return 1.0
     try:
         sample = to_examples(rows.sample(2 * DIVIDED), recipe, config.data.format, "skip")
