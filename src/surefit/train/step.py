@@ -28,16 +28,6 @@ class OptimizerLike(Protocol):
     def zero_grad(self) -> None: ...
 
 
-class Totals(Protocol):
-    """Counts over a global batch: what its loss is a mean over, and its supervised tokens."""
-
-    @property
-    def divisor(self) -> int: ...
-    @property
-    def supervised(self) -> int: ...
-    def __iter__(self) -> Any: ...
-
-
 class Objective(Protocol):
     """What training optimizes: `CrossEntropy`, or `train.objectives.pairs.PairObjective`, which documents each
     method."""

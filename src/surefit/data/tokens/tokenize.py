@@ -245,7 +245,7 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
             raise DataError(
                 f"the chat template writes another prompt before the chosen answer ({starts[0]} tokens) than before "
                 f"the rejected one ({starts[1]} tokens)",
-                code="E4840",
+                code="E4860",
                 field="rejected",
                 help="give both answers the same form, with reasoning or without (data.thinking: drop)",
             )
