@@ -196,5 +196,4 @@ class StoredReference:
 
 def _known(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
     """Return which pairs have both of their numbers."""
-    known: npt.NDArray[np.bool_] = ~np.isnan(values).any(axis=1)
-    return known
+    return np.asarray(~np.isnan(values).any(axis=1), dtype=np.bool_)
