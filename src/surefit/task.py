@@ -34,6 +34,8 @@ class Example:
         tokens: for tokenized rows, the token ids and whether each is supervised; `text` then holds the ids.
         document: the part of the last user turn that may be truncated when the example is too long (`data.too_long`).
         part: the name of the row's task, where the recipe has several (`TaskRecipe.parts`).
+        rejected: for a pair, the whole conversation again with the answer that was not preferred: the turns of
+            `prompt`, then the other answer. `messages` holds the preferred one.
     """
 
     messages: tuple[Message, ...] = ()
@@ -44,6 +46,7 @@ class Example:
     document: str | None = None
     part: str | None = None
     tokens: tuple[tuple[int, ...], tuple[bool, ...]] | None = None
+    rejected: tuple[Message, ...] | None = None
 
     @property
     def has_answer(self) -> bool:
@@ -140,6 +143,7 @@ class TaskRecipe:
             scores (no `aggregate` of its own).
         column_names: column that the recipe reads → column of the rows, where the config renames some (`data.columns`).
         role_names: role → its name in the rows (`data.roles`).
+        pairs: whether rows must be pairs of a chosen and a rejected answer (`objective.name`).
         purpose: what a model learns by it, in a sentence.
     """
 
@@ -167,6 +171,7 @@ class TaskRecipe:
     parts: Mapping[str, TaskRecipe] = field(default_factory=dict)
     column_names: Mapping[str, str] = field(default_factory=dict)
     role_names: Mapping[str, str] = field(default_factory=dict)
+    pairs: bool = False
     purpose: str = ""
 
     @property

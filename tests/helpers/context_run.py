@@ -33,9 +33,9 @@ from surefit.model.tiling import tile_mlps
 from surefit.parallel.context_parallel import ContextParallel
 from surefit.parallel.engine import SINGLE, Engine
 from surefit.parallel.process_group import World, process_group
-from surefit.train.loss import loss_sum
+from surefit.train.loss import loss_sum, supervised_tokens
 from surefit.train.optim import MasterAdamW
-from surefit.train.step import mean_loss, supervised_tokens, train_step
+from surefit.train.step import mean_loss, train_step
 
 STEPS = 20
 LENGTHS = ((23, 1, 40, 2, 7), (61, 3, 9))

@@ -1,7 +1,7 @@
 """A training run that takes a second: a random Llama of 20 thousand parameters on rows of random tokens.
 
-Imported by the tests; run as a script (`tiny_run.py BASE OUT [--resume]`) where a test needs a process that it can
-kill. The script prints each finished step and exits as the command line does.
+Imported by the tests; run as a script (`tiny_run.py BASE OUT [--resume] [--pairs]`) where a test needs a process that
+it can kill. The script prints each finished step, of pairs also each other phase, and exits as the command line does.
 """
 
 from __future__ import annotations
@@ -75,6 +75,20 @@ def rows(count: int = 24, seed: int = 0) -> list[Row]:
     return made
 
 
+def pairs(count: int = 24, seed: int = 0) -> list[Row]:
+    """Pairs, two rows each, chosen and rejected: the same prompt, then counting up or counting down, of 2 to 10
+    tokens."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        prompt = 1 + (int(rng.integers(0, VOCABULARY)) + np.arange(int(rng.integers(2, 7)))) % (VOCABULARY - 1)
+        for direction in (1, -1):
+            answer = 1 + (prompt[-1] - 1 + direction * np.arange(1, int(rng.integers(3, 11)))) % (VOCABULARY - 1)
+            ids = np.concatenate([prompt, answer])
+            made.append((ids, np.where(np.arange(len(ids)) < len(prompt), -100, ids)))
+    return made
+
+
 def config(
     base: Path,
     out: Path,
@@ -84,6 +98,7 @@ def config(
     packing: bool = False,
     checkpoint: Mapping[str, Any] | None = None,
     adapter: Mapping[str, Any] | None = None,
+    objective: Mapping[str, Any] | None = None,
     **train: Any,
 ) -> SureFitConfig:
     settings = {
@@ -96,7 +111,8 @@ def config(
     return SureFitConfig.model_validate(
         {
             "model": {"name_or_path": str(base), "dtype": dtype},
-            "lora": {"r": 4, "lora_dropout": 0.1} | dict(adapter or {}),
+            "lora": {"r": 4, "lora_dropout": 0.0 if objective else 0.1} | dict(adapter or {}),
+            "objective": dict(objective or {"name": "sft"}),
             # At most 20 tokens in a row, so that a bin of 4 × 16 holds a few of them.
             "data": {"train": "unused", "packing": packing, "max_length": 16},
             "train": settings | {"method": kind} | train,
@@ -121,8 +137,9 @@ def training(
     """
     device = given["engine"].loading_device(hardware.kind) if "engine" in given else None
     model, _ = prepare_for_training(load_model(settings.model, hardware, device), settings, hardware)
-    train_rows = rows() if train_rows is None else train_rows
-    eval_rows = rows(6, seed=1) if eval_rows is None else eval_rows
+    make_rows = pairs if settings.objective.paired else rows
+    train_rows = make_rows() if train_rows is None else train_rows
+    eval_rows = make_rows(6, seed=1) if eval_rows is None else eval_rows
     run = RunDir(Path(settings.output_dir))
     data = TrainingData(tokenizer(), train_rows, eval_rows)
     place = {field.name: given.pop(field.name) for field in fields(TrainingEnvironment) if field.name in given}
@@ -132,8 +149,11 @@ def training(
 def main(base: str, out: str, *flags: str) -> int:
     torch.set_num_threads(1)
     try:
+        changes: Any = {"objective": {"name": "dpo", "beta": 0.1}, "max_steps": 8} if "--pairs" in flags else {}
         training(
-            config(Path(base), Path(out)), on_progress=lambda progress: print("step", progress.step, flush=True)
+            config(Path(base), Path(out), **changes),
+            on_progress=lambda progress: print("step", progress.step, flush=True),
+            on_phase=lambda name, step, total: print("phase", name, flush=True) if "--pairs" in flags else None,
         ).fit(resume="--resume" in flags)
     except SureFitError as error:
         print(error, flush=True)

@@ -25,7 +25,7 @@ from surefit.core.units import duration_text, plural
 from surefit.stages.eval_prompts import list_eval_sources
 
 if TYPE_CHECKING:
-    from surefit.config.schema import DataSection, SureFitConfig
+    from surefit.config.schema import SureFitConfig
     from surefit.data.audit.chunk import AuditJob
     from surefit.data.audit.clean import Removals
     from surefit.data.audit.whole import AuditableRows
@@ -398,12 +398,19 @@ def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
     )
 
 
-def _recipe_of(name: str, section: DataSection) -> TaskRecipe:
+def _recipe_of(config: SureFitConfig) -> TaskRecipe:
     """Return a config's recipe; a function that another process can call."""
     from surefit import recipes
     from surefit.data.rows.columns import recipe_for
 
-    return recipe_for(recipes.get_recipe(name), section)
+    return recipe_for(recipes.get_recipe(config.recipe), config)
+
+
+def _pair_recipe(name: str) -> TaskRecipe:
+    """Return a recipe that reads pairs; a function that another process can call."""
+    from surefit import recipes
+
+    return replace(recipes.get_recipe(name), pairs=True)
 
 
 def build_audit_job(config: SureFitConfig) -> AuditJob:
@@ -414,7 +421,7 @@ def build_audit_job(config: SureFitConfig) -> AuditJob:
     return AuditJob(
         source=config.data.train,
         columns=(),
-        recipe=partial(_recipe_of, config.recipe, config.data),
+        recipe=partial(_recipe_of, config),
         recipe_name=config.recipe,
         fmt=config.data.format,
         tokenizer=partial(load_installed_tokenizer, config.model),
@@ -456,9 +463,11 @@ def _mixed_rows(config: SureFitConfig, problems: list[SureFitError]) -> dict[str
 
 def _data_target(target: str) -> AuditTarget:
     """Return the audit target of a file, a directory, a sample or a hub id, without config and model."""
+    from surefit import recipes
     from surefit.config.inputs import row_files
     from surefit.data.audit.chunk import AuditJob
     from surefit.data.audit.streamed import StreamedRows
+    from surefit.data.rows.layouts import has_pair_columns
     from surefit.lint.rule import LintContext
     from surefit.stages.checking import find_fitting_recipe
 
@@ -469,13 +478,12 @@ def _data_target(target: str) -> AuditTarget:
     except DataError as error:
         problems = (error,)
     columns = rows.columns if rows else []
-    name = find_fitting_recipe(columns)
+    pairs = has_pair_columns(columns)
+    name = recipes.GENERAL if pairs else find_fitting_recipe(columns)
     question = AuditJob(source=target, columns=(), recipe_name=name)
     expected: Sequence[str] = ()
     if name is not None:
-        from surefit import recipes
-
-        question = replace(question, recipe=partial(recipes.get_recipe, name))
+        question = replace(question, recipe=partial(_pair_recipe if pairs else recipes.get_recipe, name))
         expected = recipes.get_recipe(name).columns_in(columns)
     context = LintContext(None, Path(target), problems=problems)
     return AuditTarget(rows, question, context, expected=expected, inputs=row_files("the data", target))

@@ -196,7 +196,7 @@ def _not_looked_at(context: RunContext, report: dict[str, Any]) -> list[str]:
 def _show_examples(out: Output, context: RunContext, count: int) -> None:
     from surefit.data.rows.layouts import to_examples, with_place
     from surefit.data.rows.reasoning import apply_reasoning_mode
-    from surefit.data.tokens.show import decode_segments
+    from surefit.data.tokens.show import decode_pair, decode_segments
     from surefit.stages.tokenizers import load_installed_tokenizer
 
     if context.rows is None and context.problems:
@@ -211,6 +211,11 @@ def _show_examples(out: Output, context: RunContext, count: int) -> None:
     examples = apply_reasoning_mode(examples, section.thinking)
     for example, where in zip(examples, examples.where, strict=True):
         try:
+            if example.rejected is not None:
+                for name, runs in zip(("chosen", "rejected"), decode_pair(example, tokenizer), strict=True):
+                    out.heading(f"{where}, {name}: the marked text is the answer, and in it what the other has not")
+                    out.segments(runs)
+                continue
             segment_lists = decode_segments(example, tokenizer)
         except DataError as error:
             raise with_place(error, where) from None
@@ -221,4 +226,4 @@ def _show_examples(out: Output, context: RunContext, count: int) -> None:
                 else ""
             )
             out.heading(f"{where}{suffix}: the loss falls on the marked text")
-            out.segments(segments)
+            out.segments((text, trained, False) for text, trained in segments)

@@ -177,5 +177,5 @@ def broadcast_run(run_of_rank0: CheckedRun | None, world: World) -> CheckedRun:
     fields = (run.loaded, run.run, run.model, run.hardware, run.resolved) if run else None
     loaded, directory, model, hardware, resolved = broadcast_from_rank0(fields, world)
     nothing: Any = None
-    recipe = recipe_for(recipes.get_recipe(resolved.config.recipe), resolved.config.data)
+    recipe = recipe_for(recipes.get_recipe(resolved.config.recipe), resolved.config)
     return run or CheckedRun(loaded, directory, recipe, model, hardware, None, {}, resolved, nothing)

@@ -17,6 +17,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,16 +191,23 @@ class Output(ProgressListener):
             console.print(Text(_sanitize_text(title), style="bold"))
         console.print(table)
 
-    def segments(self, segments: Iterable[tuple[str, bool]]) -> None:
-        """Print text with its trained parts marked: green on a terminal, between ⟦ ⟧ elsewhere."""
+    def segments(self, segments: Iterable[tuple[str, bool, bool]]) -> None:
+        """Print runs of (text, whether it is trained on, whether it differs from the other answer of a pair).
+
+        On a terminal trained text is green and differing text underlined; elsewhere they stand in ⟦ ⟧ and ⟪ ⟫.
+        """
         if self.as_json:
             return
         text = Text()
-        for part, trained in ((printable(part), trained) for part, trained in segments):
-            if self.out.is_terminal:
-                text.append(part, style="bold green" if trained else "dim")
-            else:
-                text.append(f"⟦{part}⟧" if trained else part)
+        for trained, group in groupby(segments, key=lambda segment: segment[1]):
+            text.append("⟦" if trained and not self.out.is_terminal else "")
+            for part, _, differs in group:
+                if self.out.is_terminal:
+                    style = "bold green" if trained else "dim"
+                    text.append(printable(part), style=f"{style} underline" if differs else style)
+                else:
+                    text.append(f"⟪{printable(part)}⟫" if differs else printable(part))
+            text.append("⟧" if trained and not self.out.is_terminal else "")
         self.out.print(text)
 
     def findings(self, findings: Sequence[dict[str, Any]]) -> None:

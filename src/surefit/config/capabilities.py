@@ -23,6 +23,8 @@ Trait = Literal[
     OtherName,  # train.optim
     "all weights", "DoRA", "experts", "dropout", "fused LoRA", "fused kernels", "compiled layers", "NEFTune",
     "new tokens", "flash attention", "answers in training",
+    "pairs", "reference",  # objective
+    "truncated documents", "prepared data",
 ]  # fmt: skip
 """Properties of a run that the table refers to."""
 TRAITS: tuple[Trait, ...] = get_args(Trait)
@@ -45,6 +47,9 @@ WITHOUT: dict[Trait, str] = {
     "flash attention": "speed.attention: auto",
     "answers in training": "evaluate.in_training: false",
     "shared tokens": "parallel.cp: 1",
+    "pairs": "objective.name: sft",
+    "truncated documents": "data.too_long: drop",
+    "prepared data": "data.tokenized: null",
 }
 """Setting that removes a trait; the other traits are values of `parallel.mode`."""
 
@@ -89,6 +94,10 @@ def _rows(code: str, ones: Iterable[Trait], others: Iterable[Trait], why: str, i
     yield from (Conflict(first, second, why, instead, code) for first in ones for second in others)
 
 
+AT_THE_START = (
+    "the reference's log-probabilities are computed without it: the rewards would not be 0 at the start, and the check "
+    "of the first batch could not tell a wrong reference from it"
+)
 NOT_PROVED = "the result has not been proved to equal a single process's"
 WHOLE = "parallel.mode: ddp"
 CONFLICTS: tuple[Conflict, ...] = (
@@ -137,6 +146,12 @@ CONFLICTS: tuple[Conflict, ...] = (
            "no process has the whole model, which generation needs", "`surefit evaluate` afterwards"),
     *_rows("PAR011", ["cp"], ["answers in training"], "attention waits for the other processes' share of the tokens: "
            "no process can generate alone", "`surefit evaluate` afterwards"),
+    *_rows("CFG009", ["fsdp", *ZERO, "tp", "pp", "cp", "shared tokens"], ["pairs"], NOT_PROVED, WHOLE),
+    *_rows("CFG009", ["reference"], ["dropout", "NEFTune"], AT_THE_START),
+    *_rows("CFG009", ["pairs"], ["truncated documents"],
+           "a document that is cut for the longer answer would be another prompt for the shorter one"),
+    *_rows("CFG009", ["pairs"], ["prepared data"], "`surefit prepare` writes single answers, not pairs",
+           "name the pairs as data.train"),
     *_rows("PAR011", ["zero2"], ["answers in training"], "it is implemented for parallel.mode ddp and for "
            "one device", "`surefit evaluate` afterwards"),
 )  # fmt: skip
@@ -158,6 +173,10 @@ def traits(config: SureFitConfig) -> frozenset[Trait]:
         "new tokens": bool(config.model.add_tokens),
         "flash attention": speed.attention.startswith("flash"),
         "answers in training": config.evaluate.in_training,
+        "pairs": config.objective.paired,
+        "reference": config.objective.has_reference,
+        "truncated documents": config.data.cuts,
+        "prepared data": config.data.tokenized is not None,
     }
     # The sizes of tp and pp alone decide what mode `auto` becomes.
     parallel_modes = [name for name in ("tp", "pp") if getattr(parallel, name) > 1]

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from surefit.config.by_objective import find_unread_keys
 from surefit.config.renamed import renamed_keys, with_new_names
 from surefit.config.schema import STACKED, SureFitConfig
 from surefit.config.tool_keys import describe_tool_key
@@ -128,6 +129,8 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
         problems += _list_known_keys_once(
             [_problem(item, path, lines, overridden, text) for item in _merge_unions(error)]
         )
+    else:
+        problems += _unread_by_objective(config, path, lines, overridden)
     if problems or config is None:
         first, *others = problems
         raise ConfigError(
@@ -157,6 +160,16 @@ def _old_names(
         else:
             way_out = "remove one of the two" if both else "write the new name, or let `surefit check --fix` write it"
             yield ConfigError(message, code="E2103", path=path, line=lines.get(old), field=old, help=way_out)
+
+
+def _unread_by_objective(
+    config: SureFitConfig, path: Path, lines: dict[str, int], overridden: set[str]
+) -> Iterator[ConfigError]:
+    for key, problem, help_text in find_unread_keys(config.objective):
+        if is_overridden(key, overridden):
+            yield ConfigError(problem, code="E2840", path=OVERRIDE, field=key, help=help_text)
+        elif key in lines:
+            yield ConfigError(problem, code="E2841", path=path, line=lines[key], field=key, help=help_text)
 
 
 def read_config_text(path: Path) -> str:

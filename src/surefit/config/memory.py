@@ -82,7 +82,8 @@ def decide_memory(config: SureFitConfig, capacity: int, needed: Needed) -> dict[
 
 def _ways(config: SureFitConfig) -> list[MemoryChoice]:
     train, speed = config.train, config.speed
-    batch_size, length = decided(train.global_batch_size), config.data.max_length
+    batch_size = decided(train.global_batch_size)
+    length = config.data.max_length * config.objective.answers_per_example
     divisors = [size for size in range(1, examples_per_data_rank(config) + 1) if batch_size % size == 0]
     efficient_micro = next((size for size in divisors if size * length >= EFFICIENT_TOKENS), batch_size)
     micros = [size for size in reversed(divisors) if size <= efficient_micro]

@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from surefit import __version__
+from surefit.config.by_objective import decide_by_objective, find_unread_keys
 from surefit.config.by_rows import decide_by_rows
 from surefit.config.capabilities import conflict_with_trait
 from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, LoadedConfig, is_overridden
@@ -142,9 +143,10 @@ def resolve_config(
     """
     provenance = {dotted: _origin(dotted, loaded) for dotted, _ in iter_config_values(loaded.config)}
     config = _with_devices(loaded.config, provenance, started)
+    rate_is_open = provenance["train.learning_rate"].kind == "default"
+    config = _with_decided(config, provenance, decide_by_objective(config, rate_is_open))
     by_rows = decide_by_rows(config, epoch_rows(config, rows, mixed), count_processes(config))
-    provenance |= {dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in by_rows.items()}
-    config = with_decisions(config, {dotted: value for dotted, (value, _) in by_rows.items()})
+    config = _with_decided(config, provenance, by_rows)
     steps = total_steps(config, rows, mixed)
     packing, _ = _decide_packing(config, model)
     decisions: dict[str, Callable[[], tuple[Any, str]]] = {
@@ -193,6 +195,14 @@ def resolve_config(
             help="choose a divisor of global_batch_size, or leave it at auto",
         )
     return ResolvedConfig(resolved, provenance, count_accumulation_steps(resolved), steps)
+
+
+def _with_decided(
+    config: SureFitConfig, provenance: dict[str, ValueOrigin], decisions: Mapping[str, tuple[Any, str]]
+) -> SureFitConfig:
+    """Return the config with values that were open; their reasons are added to `provenance`."""
+    provenance.update({dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in decisions.items()})
+    return with_decisions(config, {dotted: value for dotted, (value, _) in decisions.items()})
 
 
 def _with_devices(
@@ -297,13 +307,14 @@ def _decide_micro_batch(config: SureFitConfig, model: ModelLike, hardware: Hardw
         micro = max(d for d in divisors if d <= CPU_MICRO_BATCH)
         return micro, "on a CPU small micro batches are faster: their rows have similar lengths, so less is padded"
     if config.speed.chunked_loss:
+        length *= config.objective.answers_per_example
         micro = max((d for d in divisors if d * length <= EFFICIENT_TOKENS), default=1)
         return (
             micro,
             f"the largest divisor of {batch_size} within {EFFICIENT_TOKENS:,} tokens; its memory is not known",
         )
     budget = LOGIT_SHARE * (hardware.memory_bytes or UNKNOWN_MEMORY)
-    per_example = LOSS_BYTES * model.vocab_size * length
+    per_example = LOSS_BYTES * model.vocab_size * length * config.objective.answers_per_example
     micro = max((d for d in divisors if d * per_example <= budget), default=1)
     return micro, (
         f"the largest divisor of {batch_size} whose logits ({bytes_text(per_example)} per example) stay within "
@@ -438,7 +449,8 @@ def _origin(dotted: str, loaded: LoadedConfig) -> ValueOrigin:
     key = dotted
     while key and key not in loaded.lines:
         key = key.rpartition(".")[0]
-    section_only = key != dotted and not dotted.startswith("evaluate.extra_sets.")
+    # `objective: dpo` is short for its name alone.
+    section_only = key != dotted and not dotted.startswith("evaluate.extra_sets.") and dotted != "objective.name"
     return (
         ValueOrigin("default")
         if not key or section_only
@@ -497,7 +509,10 @@ def write_resolved(resolved: ResolvedConfig, path: Path) -> None:
     """Write `resolved.yaml`: a complete config, each value with a comment on its origin."""
     lines = [f"# Written by SureFit {__version__}: every value of the run, and where it came from.", ""]
     open_sections: list[str] = []
+    unread = {dotted for dotted, *_ in find_unread_keys(resolved.config.objective)}
     for dotted, value in iter_config_values(resolved.config):
+        if dotted in unread:
+            continue
         *sections, leaf = dotted.split(".")
         for depth, name in enumerate(sections):
             if open_sections[: depth + 1] != sections[: depth + 1]:

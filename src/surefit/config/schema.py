@@ -163,7 +163,19 @@ class DataSection(Section):
     """The held-out rows: another file, or the share of the training rows to set aside (with several tasks, of every
     source). 0 or null holds nothing out: all rows are trained on, and no loss or score is measured on held-out rows."""
     format: Literal[
-        "auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt", "gemini"
+        "auto",
+        "recipe",
+        "messages",
+        "prompt_completion",
+        "tokens",
+        "text",
+        "alpaca",
+        "sharegpt",
+        "gemini",
+        "pairs",
+        "openai_pairs",
+        "swift_pairs",
+        "scored_answers",
     ] = "auto"
     """Format of the rows; auto detects it by the column names."""
     columns: dict[str, str] = Field(default_factory=dict)
@@ -269,6 +281,60 @@ class TrainSection(Section):
     loss)."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the order of the rows, the LoRA initialization and dropout."""
+
+
+ObjectiveName = Literal["sft", "dpo", "orpo", "simpo"]
+"""Values of `objective.name`."""
+
+
+class ObjectiveSection(Section):
+    """What training optimizes: the likelihood of the answers, or the preference of one answer over another."""
+
+    name: ObjectiveName = "sft"
+    """sft: cross-entropy of the answers. dpo, orpo, simpo: pairs, rows with a chosen and a rejected answer."""
+    loss_type: Literal["sigmoid", "ipo", "sigmoid_norm"] = "sigmoid"
+    """dpo: sigmoid (Rafailov et al. 2023), ipo (Azar et al. 2023), or sigmoid_norm, which divides log-probabilities by
+    the answer's length."""
+    beta: Auto | Annotated[float, Field(gt=0, le=100)] = "auto"
+    """Strength of the preference term. auto: 0.1 for dpo (sigmoid, ipo) and orpo, 5 for sigmoid_norm, 2 for simpo."""
+    gamma_beta_ratio: Annotated[float, Field(ge=0, le=10)] = 0.5
+    """simpo: target margin, divided by beta, in nats per token."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """dpo with sigmoid: assumed share of pairs whose answers were swapped."""
+    sft_weight: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """dpo, simpo: weight of the cross-entropy of the chosen answers, added to the preference term; orpo's is 1."""
+
+    @property
+    def paired(self) -> bool:
+        """Return whether the rows are pairs, a chosen and a rejected answer to the same prompt."""
+        return self.name != "sft"
+
+    @property
+    def answers_per_example(self) -> int:
+        """Return the number of token sequences that an example of this objective is."""
+        return 2 if self.paired else 1
+
+    @property
+    def has_reference(self) -> bool:
+        """Return whether the objective compares the model with a reference."""
+        return self.name == "dpo"
+
+    @property
+    def read_keys(self) -> frozenset[str]:
+        """Return the keys of this section that the objective reads."""
+        if not self.paired:
+            return frozenset({"name"})
+        keys = {"name", "beta"}
+        if self.name == "dpo":
+            keys |= {"loss_type", "sft_weight"} | ({"label_smoothing"} if self.loss_type == "sigmoid" else set())
+        if self.name == "simpo":
+            keys |= {"gamma_beta_ratio", "sft_weight"}
+        return frozenset(keys)
+
+
+def _name_alone(value: object) -> object:
+    """Return {name: value} for text: `objective: dpo` is short for `objective: {name: dpo}`."""
+    return {"name": value} if isinstance(value, str) else value
 
 
 class SpeedSection(Section):
@@ -463,6 +529,8 @@ class SureFitConfig(Section):
     """The rows to train on and to be scored on."""
     train: TrainSection = TrainSection()
     """The optimization."""
+    objective: Annotated[ObjectiveSection, BeforeValidator(_name_alone)] = ObjectiveSection()
+    """What training optimizes."""
     speed: SpeedSection = SpeedSection()
     """Implementation of the arithmetic."""
     hardware: HardwareSection = HardwareSection()

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from surefit.config.resolve import one_line_yaml
-from surefit.config.schema import SureFitConfig
+from surefit.config.schema import ObjectiveSection, SureFitConfig
 
 STARTERS: dict[str, dict[str, Any]] = {
     "amr_parsing": {
@@ -171,7 +171,8 @@ def _section(section: type[BaseModel], prefix: str, values: dict[str, Any]) -> l
             lines.append(f"{indent}{name}: {one_line_yaml(values[dotted])}")
         else:
             default = field.get_default(call_default_factory=True)
-            lines.append(f"#{indent}{name}: {one_line_yaml(None if default is PydanticUndefined else default)}")
+            unread = "# " if section is ObjectiveSection and name not in ObjectiveSection().read_keys else ""
+            lines.append(f"#{indent}{unread}{name}: {one_line_yaml(None if default is PydanticUndefined else default)}")
         if not prefix:
             lines.append("")
     return lines

@@ -81,6 +81,8 @@ class RunDir:
     environment = _At("environment.json")
     batch_audit = _At("batch_audit.json")
     dry_pass = _At("dry_pass.json")
+    first_batch = _At("first_batch.json")
+    reference = _At("reference.safetensors")
     metrics = _At("metrics.jsonl")
     log = _At("log.txt")
     telemetry = _At("telemetry.json")
@@ -104,7 +106,15 @@ class RunDir:
         not ours.
         """
         files = [self.resolved, self.check, self.plan, self.passport, self.events, self.environment]
-        files += [self.batch_audit, self.dry_pass, self.metrics, self.log, self.telemetry]
+        files += [
+            self.batch_audit,
+            self.dry_pass,
+            self.first_batch,
+            self.reference,
+            self.metrics,
+            self.log,
+            self.telemetry,
+        ]
         return [
             *files, self.checkpoints, self.rejected, self.adapter, self.model,
             self.merged, self.certificate, self.eval, self.report, self.exports,

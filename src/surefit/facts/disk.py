@@ -20,6 +20,7 @@ from pathlib import Path
 
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import ResolvedConfig, with_decisions
+from surefit.config.schema import decided
 from surefit.config.world import count_processes
 from surefit.core import env
 from surefit.core.units import bytes_text, count_text
@@ -47,6 +48,8 @@ LOG_BYTES = 351
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 TOKENIZER_ENTRY = 100
 """Approximate bytes of tokenizer files per vocabulary entry, where they are not on this machine."""
+REFERENCE_BYTES, REFERENCE_COPIES = 8, 2
+"""Bytes of a pair in the stored reference; copies of the file while a new one replaces it."""
 _DTYPES = {2: "BF16", 4: "F32"}
 _WIDTHS = {"U8": 1, "F32": 4, "I64": 8}
 
@@ -87,6 +90,10 @@ def disk_terms(resolved: ResolvedConfig, model: ModelFacts) -> list[MemoryTerm]:
     result = "the base with the adapter merged in" if lora else "the result of training"
     terms.append(MemoryTerm("merged" if lora else "model", merged_bytes, f"{result}, in {config.model.dtype}"))
     terms.append(_tokenizer_term(model, 2 if lora else 1))
+    if resolved.total_steps is not None and config.objective.has_reference:
+        pairs = resolved.total_steps * decided(config.train.global_batch_size)
+        why = f"two float32 numbers of at most {pairs:,} pairs, twice while they are written"
+        terms.append(MemoryTerm("reference", REFERENCE_COPIES * REFERENCE_BYTES * pairs, why))
     if resolved.total_steps is not None:
         terms.append(
             MemoryTerm("log", LOG_BYTES * resolved.total_steps, f"{resolved.total_steps:,} lines of metrics.jsonl")

@@ -12,7 +12,7 @@ from surefit.config.world import count_data_ranks, examples_per_data_rank
 
 @dataclass(frozen=True)
 class StepShape:
-    """Size of a step's micro batches: `rows` examples of `length` tokens."""
+    """Size of a step's micro batches: `rows` sequences of `length` tokens; a pair is two sequences."""
 
     rows: int
     length: int
@@ -33,16 +33,17 @@ def micro_batch_shape(resolved: ResolvedConfig, length: int | None = None) -> St
         resolved: the config without "auto".
         length: tokens of each example; `data.max_length` if not given.
     """
-    config, train = resolved.config, resolved.config.train
-    rows = train.per_device_train_batch_size
-    assert isinstance(rows, int)
+    config, train, answers = resolved.config, resolved.config.train, resolved.config.objective.answers_per_example
+    size = train.per_device_train_batch_size
+    assert isinstance(size, int)
+    rows = answers * size
     max_length = config.data.max_length
     length = max_length if length is None else min(length, max_length)
     if config.data.packing is not True:
         return StepShape(rows, length, resolved.gradient_accumulation_steps)
     capacity = rows * max_length
-    examples = min(examples_per_data_rank(config), -(-capacity // length))
-    batches = math.ceil(decided(train.global_batch_size) * length / capacity)
+    examples = answers * min(examples_per_data_rank(config), -(-capacity // (answers * length)))
+    batches = math.ceil(answers * decided(train.global_batch_size) * length / capacity)
     micro_batches = max(1, math.ceil(batches / count_data_ranks(config)))
     return StepShape(examples, min(length, capacity // examples), micro_batches)
 
@@ -52,5 +53,5 @@ def usual_shape(resolved: ResolvedConfig, length: int) -> StepShape:
     config, shape = resolved.config, micro_batch_shape(resolved, length)
     if config.data.packing is not True or count_data_ranks(config) == 1:
         return shape
-    rows = math.ceil(examples_per_data_rank(config) / shape.micro_batches)
+    rows = config.objective.answers_per_example * math.ceil(examples_per_data_rank(config) / shape.micro_batches)
     return StepShape(rows, min(length, config.data.max_length), shape.micro_batches)

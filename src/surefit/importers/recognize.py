@@ -193,9 +193,9 @@ def _fits(tool: str, tree: Mapping[str, Any], count: int) -> bool:
 
 def _is_surefits(tree: Mapping[str, Any]) -> bool:
     """Return whether a file is SureFit's: its sections are mappings, so a plain value under their name is another
-    tool's."""
+    tool's; an objective may be its name alone."""
     sections = [key for key in tree if key in SureFitConfig.model_fields and key != "output_dir"]
-    if any(isinstance(tree[key], str) for key in sections if key != "recipe"):
+    if any(isinstance(tree[key], str) for key in sections if key not in ("recipe", "objective")):
         return False
     return (
         "recipe" in sections

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from surefit.config.schema import ObjectiveSection
 from surefit.core.errors import ModelError
 from surefit.facts.activations import TILE
 from surefit.model import attention
@@ -182,8 +183,16 @@ def _packed(setting: StepConfig) -> dict[str, Any]:
     return batch | {"document_lengths": (setting.length,) * setting.rows} | _supervision(setting)
 
 
-def _supervision(setting: StepConfig) -> dict[str, torch.Tensor]:
-    return {"loss_rows": torch.arange(setting.targets), "targets": torch.ones(setting.targets, dtype=torch.long)}
+def _supervision(setting: StepConfig) -> dict[str, Any]:
+    batch = {"loss_rows": torch.arange(setting.targets), "targets": torch.ones(setting.targets, dtype=torch.long)}
+    return batch if setting.objective is None else batch | _pairs(setting, setting.objective)
+
+
+def _pairs(setting: StepConfig, objective: ObjectiveSection) -> dict[str, Any]:
+    """Return what an objective of pairs reads, as `describe_pairs` of data/tokens/collate.py makes it."""
+    each, more = divmod(setting.targets, setting.rows)
+    counts = {"answer_targets": tuple(each + (answer < more) for answer in range(setting.rows))}
+    return counts | ({"reference_log_probs": torch.zeros(setting.rows // 2, 2)} if objective.has_reference else {})
 
 
 def _tag_batch(batch: dict[str, Any], recorder: Recorder) -> dict[str, Any]:

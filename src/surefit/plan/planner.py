@@ -173,15 +173,19 @@ class Planner:
         saves = count_due_steps(resolved.total_steps, save_steps)
         share = config.data.share or 0.0
         checkpoints = [term.bytes for term in disk_terms(resolved, self.model) if term.term == "checkpoints"]
+        per_example = length * config.objective.answers_per_example
+        batch, held_out = decided(config.train.global_batch_size), share * (rows or 0)
+        seen = min(resolved.total_steps * batch, math.ceil(rows - held_out) if rows else math.inf)
         return run_time(
             step,
             resolved.total_steps,
-            tokens_per_step=decided(config.train.global_batch_size) * length,
+            tokens_per_step=batch * per_example,
             weight_bytes=self.model.weight_bytes or 0,
             evaluations=0
             if config.data.holds_nothing_out
             else count_due_steps(resolved.total_steps, save_steps, eval_steps),
-            evaluation_tokens=share * (rows or 0) * length,
+            evaluation_tokens=held_out * per_example,
+            reference_tokens=(seen + held_out) * per_example if config.objective.has_reference else 0.0,
             saves=saves,
             save_bytes=sum(checkpoints) // copies_at_once(resolved),
         )

@@ -42,9 +42,10 @@ from surefit.plan.ranks import RankRecorder, fake_process_group_engine, patch_co
 from surefit.plan.step_config import CacheKey, StepConfig, require_sizes
 from surefit.plan.trace import HOST, Allocation, OperatorWatch, Recorder, Trace
 from surefit.train import loss
+from surefit.train.objectives.build import build_objective
 from surefit.train.optim import MasterOptimizer, make_optimizer
 from surefit.train.scaling import LossScale
-from surefit.train.step import mean_loss, train_step
+from surefit.train.step import CROSS_ENTROPY, measure, train_step
 
 OnModel = Callable[[torch.nn.Module, Recorder], None]
 TRAINED = ("first step", "step", "save")
@@ -251,10 +252,11 @@ def _repeated_chunks(recorder: Recorder) -> AbstractContextManager[Any]:
 
     def add(
         head: Any, rows: slice, targets: torch.Tensor, hidden: torch.Tensor, out: Any, trained: Any, total: Any,
-        sums: list[Any],
+        sums: list[Any], coefficients: Any = None,
     ) -> None:  # fmt: skip
-        key = (rows.stop - rows.start, hidden.shape[1:], hidden.dtype, out is None, [new is None for new in sums])
-        run = partial(add_chunk, head, rows, targets, hidden, out, trained, total, sums)
+        kinds = (out is None, [new is None for new in sums], total.dim(), coefficients is None)
+        key = (rows.stop - rows.start, hidden.shape[1:], hidden.dtype, *kinds)
+        run = partial(add_chunk, head, rows, targets, hidden, out, trained, total, sums, coefficients)
         recorder.repeating(repr(key), "", run)
 
     return patch.object(loss, "add_chunk", add)
@@ -286,6 +288,7 @@ def run_training(
             lambda p: recorder.tag([p.grad], "gradients")
         )
     scaling = LossScale() if setting.dtype == "float16" else None
+    objective = CROSS_ENTROPY if setting.objective is None else build_objective(setting.objective)
     with recorder.naming(model):
         if not whole:
             _first_update(trained, optimizer)
@@ -297,14 +300,17 @@ def run_training(
                 copies = _copy_for_checkpoint(setting, [*trained, *optimizer.tensors().values()], recorder)
                 continue
             batches = [build_micro_batch(setting, recorder) for _ in range(setting.micro_batches)]
-            train_step(model, batches, optimizer, 1.0, chunked=setting.chunked, scaling=scaling, engine=engine)
+            train_step(
+                model, batches, optimizer, 1.0,
+                chunked=setting.chunked, scaling=scaling, engine=engine, objective=objective,
+            )  # fmt: skip
             recorder.tag(optimizer.tensors().values(), "optimizer")
             del batches
         if setting.evaluates:
             recorder.start("eval")
             rows, length = setting.eval_shape or (setting.rows, setting.length)
             held_out = build_micro_batch(replace(setting, rows=rows, length=length), recorder)
-            mean_loss(model, [held_out], chunked=setting.chunked, engine=engine)
+            measure(model, [held_out], chunked=setting.chunked, engine=engine, objective=objective)
         del copies
 
 

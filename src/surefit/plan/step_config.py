@@ -11,7 +11,7 @@ from typing import Any, Literal
 from transformers import AutoConfig, PretrainedConfig
 
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import LoraSection
+from surefit.config.schema import LoraSection, ObjectiveSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.activations import AMPERE
 from surefit.facts.gguf import read_gguf
@@ -36,8 +36,8 @@ class StepConfig:
         config: the model's architecture.
         dtype: the dtype of the computation: "float32", "bfloat16" or "float16".
         adapter: the LoRA settings; None: all weights are trained.
-        rows: examples per micro batch; length: tokens of the longest, to which all are padded. Packed examples are all
-            of this length.
+        rows: examples per micro batch, two for each pair; length: tokens of the longest, to which all are padded.
+            Packed examples are all of this length.
         padded: whether some rows are shorter, so that attention needs a mask.
         packed: whether the examples are concatenated in one row.
         micro_batches: micro batches per optimizer step. With more than one, the gradients are kept between them.
@@ -57,6 +57,7 @@ class StepConfig:
         mapped: bytes of the weight files that stay in memory on a CPU beside the tensors made from them.
         products: bytes of scratch memory of matrix products on a CPU, beside their operands.
         sharing: the rank that is planned, and how the processes share the run; None for one process.
+        objective: the objective of pairs; None for the cross-entropy.
     """
 
     config: PretrainedConfig
@@ -86,6 +87,7 @@ class StepConfig:
     mapped: int = 0
     products: int = 0
     sharing: ShardingLayout | None = None
+    objective: ObjectiveSection | None = None
 
     @property
     def tokens(self) -> int:
@@ -190,6 +192,7 @@ def build_step_config(
         mapped=mapped_file_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         products=onednn_scratch_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),
+        objective=config.objective if config.objective.paired else None,
     )
     require_sizes(setting)
     return setting

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.config.resolve import ResolvedConfig
-from surefit.config.schema import decided
+from surefit.config.schema import SureFitConfig, decided
 from surefit.core.errors import MachineError
 from surefit.core.gc_pause import pause_gc
 from surefit.facts.flops import training_flops
@@ -89,7 +89,7 @@ class StepTimeCache:
         # Many GPUs run the same operators, so they share simulations.
         setting = replace(setting, micro_batches=1, capability=_oldest_equivalent_capability(setting))
         # With packing, a step has no whole number of equal micro batches; the remainder counts by its share.
-        micro_batches = decided(resolved.config.train.global_batch_size) / setting.rows
+        micro_batches = _sequences(resolved.config) / setting.rows
         tile_cost = 1.0
         if setting.tiled_mlp and (near or setting.tokens > MANY_TOKENS):
             setting, tile_cost = replace(setting, tiled_mlp=False), TILED
@@ -141,7 +141,8 @@ class StepTimeCache:
 
         if setting.adapter is not None:
             return OperatorTime(overlaps=rates.overlaps)
-        short = replace(setting, rows=1, length=UPDATE_LENGTH, padded=False, checkpointing=False, tiled_mlp=False)
+        alone = replace(setting, rows=1, objective=None, padded=False)  # an update does not depend on the loss
+        short = replace(alone, length=UPDATE_LENGTH, checkpointing=False, tiled_mlp=False)
         single, double = (self._micro(replace(short, micro_batches=count), rates) for count in (1, 2))
         return single.plus(single).plus(double, -1.0)
 
@@ -163,7 +164,7 @@ class StepTimeCache:
 
 
 def _few(setting: StepConfig) -> int:
-    return 1 if setting.packed else FEW
+    return 1 if setting.packed and setting.objective is None else FEW
 
 
 def _sum(counted: Operations, what: Literal["flops", "bytes", "kernels"]) -> float:
@@ -187,3 +188,8 @@ def _oldest_equivalent_capability(setting: StepConfig) -> tuple[int, int]:
     """Return the capability of the oldest GPU that runs the same operators: float8 products begin with Ada, flash
     attention with Ampere."""
     return min(setting.capability, (8, 9) if setting.quantization == "fp8" else (8, 0))
+
+
+def _sequences(config: SureFitConfig) -> int:
+    """Return the sequences of an optimizer step: its examples, or two for each pair."""
+    return config.objective.answers_per_example * decided(config.train.global_batch_size)

@@ -65,7 +65,8 @@ class RunTime:
     """Time of a whole run.
 
     Attributes:
-        parts: seconds of start, steps, loading, evaluations and saves; they add up to `seconds`.
+        parts: seconds of start, steps, loading, evaluations, saves and, of pairs, the stored reference; they add up to
+            `seconds`.
         low, high: the interval; only the steps and evaluations have one.
         limit: the limit of the steps.
     """
@@ -98,6 +99,7 @@ def run_time(
     weight_bytes: int = 0,
     evaluations: int = 0,
     evaluation_tokens: float = 0,
+    reference_tokens: float = 0,
     saves: int = 0,
     save_bytes: int = 0,
     disk: float = DISK_BYTES_PER_SECOND,
@@ -111,6 +113,7 @@ def run_time(
         tokens_per_step: tokens that the data loader collates between two steps, padding included.
         weight_bytes: bytes read from the disk before the first step.
         evaluations: number of held-out losses; evaluation_tokens: in each, padding included.
+        reference_tokens: tokens of the pairs whose reference is stored before the first step, padding included.
         saves: number of checkpoints; save_bytes: of each.
         disk: bytes per second; loading: tokens per second.
     """
@@ -121,8 +124,10 @@ def run_time(
         "evaluations": evaluations * evaluation_tokens / step.evaluation_tokens_per_second,
         "saves": saves * save_bytes / disk,
     }
+    if reference_tokens:
+        parts["reference"] = reference_tokens / step.evaluation_tokens_per_second
     seconds = sum(parts.values())
-    uncertain = parts["steps"] + parts["evaluations"]
+    uncertain = parts["steps"] + parts["evaluations"] + parts.get("reference", 0.0)
     limit: Limit = "data loading" if parts["loading"] > parts["steps"] else step.limit
     return RunTime(
         seconds,

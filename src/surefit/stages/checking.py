@@ -229,12 +229,22 @@ def _render_sample(
     observations = {
         **check.observations,
         **find_unread_columns(found.rows, found.recipe, config.data.format, tokenizer),
+        **_pair_observations(found.rows, sample),
     }
     renderable_sample = drop_unrenderable(sample, check)
     problem = build_template_error(check, sample, found.rows.source, SKIP_ROWS_HELP)
     if config.data.bad_rows == "skip" and renderable_sample:
         return renderable_sample, observations | observe_skipped_rows(renderable_sample), []
     return renderable_sample or None, observations, [problem] if problem else []
+
+
+def _pair_observations(rows: Rows, sample: Examples) -> Mapping[str, Observation]:
+    """Return the observations on the sample's pairs of answers; none where it has none."""
+    from surefit.data.audit.pairs import observe_pairs
+    from surefit.data.rows.sampling import sample_rows
+
+    sampled = sample_rows(rows)
+    return observe_pairs(sample, sampled, sampled.where)
 
 
 def _examples(

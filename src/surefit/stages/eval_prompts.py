@@ -134,7 +134,7 @@ def _read(
     from surefit.data.read.load import require_distinct_rows
     from surefit.data.read.quick_sample import read_quick_sample
     from surefit.data.read.sources import is_local
-    from surefit.data.rows.layouts import load_held_out
+    from surefit.data.rows.layouts import load_held_out, recipe_of_scored_rows
     from surefit.data.rows.sampling import sample_examples
 
     section = config.data
@@ -149,6 +149,8 @@ def _read(
         return rows, None
     if key == "data.eval" and (missing := tasks_without_rows(recipe, key, [rows])):
         raise missing[0]
+    if key.startswith("evaluate.extra_sets."):
+        recipe = recipe_of_scored_rows(recipe, rows.columns)
     return rows, sample_examples(rows, recipe, section)
 
 

@@ -98,7 +98,7 @@ def load_eval_sets(run: CheckedRun) -> dict[str, Examples]:
         ConfigError: there is neither, or a gate has no held-out rows.
     """
     from surefit.data.read.load import load_rows
-    from surefit.data.rows.layouts import to_examples
+    from surefit.data.rows.layouts import recipe_of_scored_rows, to_examples
     from surefit.data.rows.reasoning import apply_reasoning_mode
     from surefit.data.tokens.dataset import drop_untokenizable, eval_key
     from surefit.model.tokenizer import load_tokenizer
@@ -112,7 +112,8 @@ def load_eval_sets(run: CheckedRun) -> dict[str, Examples]:
         sets["eval"] = load_held_out_examples(run)
     for name, source in config.evaluate.extra_sets.items():
         rows = load_rows(source, split=config.data.split)
-        examples = to_examples(rows, run.recipe, config.data.format, config.data.bad_rows)
+        recipe = recipe_of_scored_rows(run.recipe, rows.columns)
+        examples = to_examples(rows, recipe, config.data.format, config.data.bad_rows)
         sets[name] = apply_reasoning_mode(examples, config.data.thinking)
     if tokenizer is None:
         return sets

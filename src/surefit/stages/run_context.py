@@ -143,7 +143,7 @@ def load_run_context(
             problems.append(error)
             return None
 
-    recipe = attempt(lambda: recipe_for(recipes.get_recipe(config.recipe), config.data))
+    recipe = attempt(lambda: recipe_for(recipes.get_recipe(config.recipe), config))
     if recipe is not None:
         attempt(lambda: require_evaluation_settings(config.evaluate, recipe))
     model = _configured_model(config.model, patience, attempt)
@@ -351,7 +351,8 @@ def count_training_rows(
 def examples_per_row(
     config: SureFitConfig, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None
 ) -> float:
-    """Estimate the examples per row of `data.train` from a sample; 1 where that is impossible."""
+    """Estimate the examples per row of `data.train` from a sample; 1 where that is impossible, and of pairs, of whose
+    conversations only the last turn is supervised."""
     from surefit.data.rows.layouts import to_examples
     from surefit.data.rows.reasoning import apply_reasoning_mode
     from surefit.data.rows.sample_checks import DIVIDED, mean_token_examples
@@ -359,7 +360,7 @@ def examples_per_row(
     from surefit.facts.chat_template import SPECIAL
     from surefit.facts.tokenizer import TokenizerFacts
 
-    if recipe is None or rows is None or model is None or not model.chat_template:
+    if recipe is None or rows is None or model is None or not model.chat_template or config.objective.paired:
         return 1.0
     try:
         sample = to_examples(rows.sample(2 * DIVIDED), recipe, config.data.format, "skip")

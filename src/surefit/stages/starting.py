@@ -48,6 +48,8 @@ fewer."""
 NANO_PARAMETERS, LARGE_PARAMETERS = 20e6, 30e9
 PROPOSED = 3
 OUTPUT_DIR = re.compile(r"""^output_dir:[ \t]*["']?([^"'#\s]+)""", re.MULTILINE)
+PAIRS_WHY = "each row has a better and a worse answer: train on the preference (direct preference optimization)"
+
 
 ROOMY = 0.9
 """Share of the card's memory within which the formula is trusted; beyond it a config is simulated, and a model is not
@@ -63,6 +65,7 @@ class FoundRows(NamedTuple):
         names: `data.columns` and `data.roles`, where the columns have other names than the layout's.
         layout: the layout, in words.
         unread: columns with text that belongs to prompts or answers by its name, and that nothing reads.
+        objective: sft, or dpo for pairs of answers.
     """
 
     rows: Rows
@@ -70,6 +73,7 @@ class FoundRows(NamedTuple):
     names: Mapping[str, Mapping[str, str]]
     layout: str
     unread: Sequence[str] = ()
+    objective: str = "sft"
 
     @property
     def row_count(self) -> str:
@@ -287,6 +291,8 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     from surefit.stages.checking import find_fitting_recipe
 
     columns = rows.columns
+    if recipe in (None, recipes.GENERAL) and (pairs := _recognize_pairs(rows)) is not None:
+        return pairs
     name = recipe or find_fitting_recipe(columns, rows) or "chat"
     task = recipes.get_recipe(name)
     if task.columns:
@@ -299,14 +305,49 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
         names = {key: named for key, named in propose_names(rows).items() if named}
         if not names:
             raise
-        section = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, ""), "surefit/nano")).data
-        task = recipe_for(task, section)
+        config = SureFitConfig.model_validate(_values(FoundRows(rows, name, names, ""), "surefit/nano"))
+        task = recipe_for(task, config)
         examples, layout = to_examples(rows.sample(TRIED_ROWS), task), _layout_of(names, columns)
     else:
         names = {}
     _require_prompts(examples, rows)
     unread = find_unread_columns(rows.sample(TRIED_ROWS), task, "auto", None)[UNREAD_PROMPTS].examples
     return FoundRows(rows, name, names, layout, unread)
+
+
+def _recognize_pairs(rows: Rows) -> FoundRows | None:
+    """Return how rows of a better and a worse answer are read; None for other rows.
+
+    Raises:
+        DataError: the rows have both answers, and cannot be used as pairs.
+    """
+    from surefit import recipes
+    from surefit.data.rows.columns import recipe_for
+    from surefit.data.rows.layouts import PAIR_LAYOUTS, to_examples
+    from surefit.data.rows.other_layouts import pair_columns
+    from surefit.data.rows.unread_fields import UNREAD_PROMPTS, find_unread_columns
+
+    columns = rows.columns
+    layout = next((name for name, pair in PAIR_LAYOUTS.items() if set(pair.columns) <= set(columns)), None)
+    names = {"columns": pair_columns(columns)}
+    names = {key: named for key, named in names.items() if named}
+    if layout is None and not names:
+        return None
+    described = "pairs of a chosen and a rejected answer"
+    if layout == "scored_answers":
+        described = "pairs of each row's answers with the highest and the lowest score"
+    found = FoundRows(rows, recipes.GENERAL, names, described, objective="dpo")
+    config = SureFitConfig.model_validate(_values(found, "surefit/nano"))
+    task = recipe_for(recipes.get_recipe(recipes.GENERAL), config)
+    try:
+        examples = to_examples(rows.sample(TRIED_ROWS), task)
+    except DataError:
+        if layout == "scored_answers":  # a column with this name may hold anything
+            return None
+        raise
+    _require_prompts(examples, rows)
+    unread = find_unread_columns(rows.sample(TRIED_ROWS), task, "auto", None)[UNREAD_PROMPTS].examples
+    return found._replace(unread=unread)
 
 
 def _require_prompts(examples: Examples, rows: Rows) -> None:
@@ -334,7 +375,8 @@ def _layout_of(names: Mapping[str, Mapping[str, str]], columns: Sequence[str]) -
 def _values(found: FoundRows, model: str) -> dict[str, Any]:
     """Return a config of these rows with nothing decided."""
     data = {"train": found.rows.source, "max_length": MOST_TOKENS, **found.names}
-    return {"recipe": found.recipe, "model": {"name_or_path": model}, "data": data, "output_dir": "runs/rows"}
+    values = {"recipe": found.recipe, "model": {"name_or_path": model}, "data": data, "output_dir": "runs/rows"}
+    return values | ({"objective": found.objective} if found.objective != "sft" else {})
 
 
 def _draft(
@@ -355,14 +397,16 @@ def _draft(
     held_out = round(total * share)
     kept = max(1, total - held_out)
     batch = choose_global_batch_size(kept)
-    epochs = choose_epochs(kept, batch)
+    pairs = found.objective != "sft"
+    epochs = 1 if pairs else choose_epochs(kept, batch)
     steps = optimizer_steps(kept, epochs, batch, None)
     rate, rate_why = choose_learning_rate(facts.parameters)
-    epochs_why = f"{steps:,} steps: {EPOCHS_RULE}"
+    epochs_why = f"{steps:,} steps: {'pairs are learned in one pass' if pairs else EPOCHS_RULE}"
     batch_why = f"rows per step: {BATCH_RULE}"
     length, length_why = _choose_length(found, facts)
     before = [
         Line("recipe", found.recipe, found.layout),
+        *([Line("objective", found.objective, PAIRS_WHY)] if pairs else []),
         Line("model.name_or_path", model, _size_text(facts)),
     ]
     after = [
@@ -372,7 +416,8 @@ def _draft(
         Line("data.max_length", length, length_why),
         Line("train.num_train_epochs", epochs, epochs_why),
         Line("train.global_batch_size", batch, batch_why),
-        Line("train.learning_rate", rate, rate_why),
+        # The rate above is one of SFT; that of a preference objective is the objective's own default.
+        *([] if pairs else [Line("train.learning_rate", rate, rate_why)]),
         *([Line("hardware.gpu", gpu, hardware.name)] if gpu != "auto" else ()),
         Line("output_dir", f"runs/{name}", "checkpoints, adapter, merged model and report"),
     ]  # fmt: skip
@@ -483,7 +528,7 @@ def _sample_lengths(found: FoundRows, facts: ModelFacts) -> SampledLengths | Non
         tokenizer = facts_of_tokenizer(facts)
     except SureFitError:
         return None
-    return sample_lengths(found.rows, recipe_for(recipes.get_recipe(found.recipe), config.data), config, tokenizer)
+    return sample_lengths(found.rows, recipe_for(recipes.get_recipe(found.recipe), config), config, tokenizer)
 
 
 def _size_text(facts: ModelFacts) -> str:

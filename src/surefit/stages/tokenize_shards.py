@@ -180,7 +180,7 @@ def build_shard_plan(config: SureFitConfig, directory: Path, overwrite: bool = F
     from surefit import recipes
     from surefit.data.rows.columns import recipe_for
 
-    recipe = recipe_for(recipes.get_recipe(config.recipe), config.data)
+    recipe = recipe_for(recipes.get_recipe(config.recipe), config)
     _, digest = load_cached_tokenizer(config.model.model_dump_json())
     settings = build_shard_settings(config, recipe)
     files = source_files(config)
@@ -366,7 +366,7 @@ def make_shard(job: ShardJob) -> dict[str, Any]:
     from surefit.data.rows.columns import recipe_for
 
     config = job.config
-    recipe = recipe_for(recipes.get_recipe(config.recipe), config.data)
+    recipe = recipe_for(recipes.get_recipe(config.recipe), config)
     tokenizer, digest = load_cached_tokenizer(config.model.model_dump_json())
     if fingerprint(build_shard_settings(config, recipe), digest) != job.fingerprint:
         require_tokenizer("", digest, job.directory)

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import gc
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,6 +193,7 @@ def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingDa
             too_long=config.data.too_long,
             bad_rows=config.data.bad_rows,
             on_progress=on_progress,
+            paired=config.objective.paired,
         )
         rows: TokenDataset | ShardedTokens
         if shards is None:
@@ -362,9 +363,11 @@ def _train_once(
     trained, total = trainable_parameters(model)
     for note in notes:
         watcher.note(note)
+    per, what = config.objective.answers_per_example, "pairs" if config.objective.paired else "examples"
+    held_out = f"{len(data.eval_rows) // per:,} held out"
     watcher.note(
-        f"training {count_text(trained)} of {count_text(total)} parameters on {len(data.rows):,} examples, "
-        + ("none held out (data.eval is 0)" if config.data.holds_nothing_out else f"{len(data.eval_rows):,} held out")
+        f"training {count_text(trained)} of {count_text(total)} parameters on {len(data.rows) // per:,} {what}, "
+        + ("none held out (data.eval is 0)" if config.data.holds_nothing_out else held_out)
     )
     target = run.run.path  # its resolved.yaml also contains the --set values
     with watcher.training_progress() as on_step:
@@ -379,6 +382,8 @@ def _train_once(
             job.dry_pass(write=False)
             return summary
         result = job.fit(resume)
+    if config.objective.paired and job.held_out.lines:
+        watcher.note(_held_out_pairs_text(job.held_out.lines[-1]))
     return summary | {
         "output": str(result.output),
         "steps": result.counters.step,
@@ -391,6 +396,15 @@ def _train_once(
         "stopped_early": result.stopped_early,
         "notes": result.notes,
     }
+
+
+def _held_out_pairs_text(line: Mapping[str, Any]) -> str:
+    """Return the newest measurement of the held-out pairs as text, and what looks at them."""
+    return (
+        f"held-out pairs after step {line['step']}: accuracy {line['eval_rewards/accuracies']:.1%}, margin "
+        f"{line['eval_rewards/margins']:.3g}, loss {line['eval_loss']:.4f}. `evaluate` and `report` score answers "
+        "against the chosen ones; the pairs are scored in metrics.jsonl only"
+    )
 
 
 def _scorer(run: CheckedRun, data: TrainingData) -> Any:

@@ -3,6 +3,8 @@
 Step lines have `step epoch loss grad_norm learning_rate tokens supervised_tokens tokens_per_second flops mfu seconds
 memory_bytes disk_free_bytes rejected`; flops and mfu (facts/flops.py) are null where they are not known. Held-out lines
 have `step eval_loss eval_tokens eval_perplexity`, and the task's scores if they are measured (`evaluate.in_training`).
+Of pairs, step lines also have `rewards/chosen rewards/rejected rewards/margins rewards/accuracies logps/chosen
+logps/rejected`, with a cross-entropy term `nll`, and held-out lines the same as `eval_…` instead of `eval_perplexity`.
 Step lines of a mixture of experts also have `expert_entropy expert_max_share expert_use` (train/expert_use.py), the
 last of which is a table, which trackers do not accept, and `router_loss` if the router is trained. JSON has no NaN: the
 loss and gradient norm of a rejected step are null if they are not finite. A full disk loses no line: it waits in memory

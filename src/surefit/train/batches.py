@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import SureFitConfig, decided
 from surefit.data.tokens.cache import MASKED
-from surefit.data.tokens.collate import collate, collate_packed
+from surefit.data.tokens.collate import Item, collate, collate_packed, describe_pairs
 from surefit.data.tokens.pack import distribute_bins, pack_for
 from surefit.data.tokens.shard_manifest import ShardedLengths
 from surefit.train.sampler import RowLengths, TokenizedRows, batch_rows, micro_batches
@@ -31,12 +32,22 @@ class MicroBatcher:
     equally full. Either way all rows of a micro batch belong to one optimizer step, so packing does not change what is
     learned.
 
+    Of an objective of pairs, an example is two consecutive rows, chosen and rejected: row numbers, batch sizes and
+    `lengths` count pairs. Both answers are in one micro batch, padded as 2 rows of it, or packed as 2 documents, for
+    which a micro batch has room for twice as many tokens.
+
     Args:
         rows: tokenized rows.
         lengths: number of tokens of each row.
         config: resolved: no setting is "auto".
         pad_id: token id that pads the rows.
         ranks: number of processes, or of groups of processes, that share the rows.
+
+    Attributes:
+        examples: number of examples: rows, or pairs of them.
+        lengths: tokens of each example; of a pair that is padded, of two rows as long as its longer one.
+        reference: the reference's log-probabilities of each pair, (pairs, 2); None before they are known, for which 0
+            stands in.
     """
 
     def __init__(
@@ -45,12 +56,20 @@ class MicroBatcher:
         size, packing = config.train.per_device_train_batch_size, config.data.packing
         assert isinstance(size, int)
         assert isinstance(packing, bool)
-        self.rows, self.lengths, self.size, self.packing, self.pad_id = rows, lengths, size, packing, pad_id
-        self.train, self.capacity, self.ranks = config.train, size * config.data.max_length, ranks
+        self.rows, self.size, self.packing, self.pad_id = rows, size, packing, pad_id
+        self.answers, self.compares = config.objective.answers_per_example, config.objective.has_reference
+        self.examples, self.lengths = len(rows) // self.answers, lengths
+        if self.answers > 1:
+            assert not isinstance(lengths, ShardedLengths), "prepared data are single answers"
+            self._answers = answers = lengths.reshape(self.examples, self.answers)
+            self.lengths = answers.sum(axis=1) if packing else self.answers * answers.max(axis=1, initial=0)
+        self.reference: npt.NDArray[np.float32] | None = None
+        self.train, self.ranks = config.train, ranks
+        self.capacity = self.answers * size * config.data.max_length
 
     def of_step(self, step: int) -> list[list[int]]:
         """Return the row numbers of each micro batch of a step; 0 is the first step."""
-        row_numbers = batch_rows(step, self.train.seed, len(self.rows), decided(self.train.global_batch_size))
+        row_numbers = batch_rows(step, self.train.seed, self.examples, decided(self.train.global_batch_size))
         return self.cut(row_numbers)
 
     def cut(self, chosen: Sequence[int]) -> list[list[int]]:
@@ -75,12 +94,31 @@ class MicroBatcher:
 
     def make(self, micro: Sequence[int]) -> Batch:
         """Collate the tensors of a micro batch; an empty one becomes a single token that the loss does not count."""
-        items = [self.rows[row] for row in micro] or [(np.array([self.pad_id]), np.array([MASKED]))]
-        return collate_packed(items) if self.packing else collate(items, self.pad_id)
+        items = self.items(micro)
+        filled = items or [(np.array([self.pad_id]), np.array([MASKED]))]
+        batch = collate_packed(filled) if self.packing else collate(filled, self.pad_id)
+        return batch if self.answers == 1 else batch | describe_pairs(items, self._reference_of(micro))
+
+    def items(self, micro: Sequence[int]) -> list[Item]:
+        """Return the token rows of a micro batch, in its order; the two of a pair follow one another."""
+        return [self.rows[self.answers * row + answer] for row in micro for answer in range(self.answers)]
+
+    def document_lengths(self, micros: Sequence[Sequence[int]]) -> list[int]:
+        """Return the tokens of each row of some micro batches."""
+        if self.answers == 1:
+            return [int(self.lengths[row]) for micro in micros for row in micro]
+        return [int(length) for micro in micros for row in micro for length in self._answers[row]]
+
+    def _reference_of(self, micro: Sequence[int]) -> npt.NDArray[np.float32] | None:
+        if not self.compares:
+            return None
+        if self.reference is None:
+            return np.zeros((len(micro), 2), np.float32)
+        return self.reference[np.asarray(micro, np.int64)]
 
     def all(self, rank: int = 0) -> Iterator[Batch]:
         """Yield every row once, collated; with several ranks, only the rows of `rank`, as `share` deals them."""
-        return map(self.make, self.share(self.cut(range(len(self.rows))), rank))
+        return map(self.make, self.share(self.cut(range(self.examples)), rank))
 
     def fullest(self) -> list[int]:
         """Return the row numbers of a micro batch that needs at least as much memory as any other of the run.
@@ -99,7 +137,7 @@ class MicroBatcher:
             return np.resize(longest, self.size).tolist()
         train = self.train
         epochs, batch = decided(train.num_train_epochs), decided(train.global_batch_size)
-        steps = optimizer_steps(len(self.rows), epochs, batch, train.max_steps)
+        steps = optimizer_steps(self.examples, epochs, batch, train.max_steps)
         lazily = isinstance(self.lengths, ShardedLengths)
         scanned = max(1, LOOKED_UP // batch) if lazily else SCANNED
         firsts = (self.of_step(step)[0] for step in range(min(steps, scanned)))

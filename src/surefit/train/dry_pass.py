@@ -36,7 +36,7 @@ from surefit.telemetry.memory import PhaseMemory
 from surefit.train.batches import MicroBatcher
 from surefit.train.optim import MasterOptimizer
 from surefit.train.scaling import LossScale
-from surefit.train.step import mean_loss, train_step
+from surefit.train.step import CROSS_ENTROPY, Objective, measure, train_step
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,7 @@ def run_dry_pass(
     memory: PhaseMemory,
     checkpoints: Path,
     engine: Engine = SINGLE,
+    objective: Objective = CROSS_ENTROPY,
 ) -> DryPassResult:
     """Run the fullest batch, the fullest held-out batch and a checkpoint once, and measure them.
 
@@ -164,6 +165,7 @@ def run_dry_pass(
         memory: gets the phases "dry step", "dry eval", "dry save" and "dry load".
         checkpoints: the run's checkpoint directory; need not exist yet.
         engine: execution engine, which distributes a step over processes; each process runs the worst case.
+        objective: what the loss is; its reference need not be known yet.
 
     Raises:
         GateError: the loss is not finite.
@@ -172,8 +174,8 @@ def run_dry_pass(
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
-        tokens, repeated, loss, step_seconds = _step(model, optimizer, batches, config, memory, engine)
-        eval_figures = _evaluate(model, held_out, config, memory, engine)
+        tokens, repeated, loss, step_seconds = _step(model, optimizer, batches, config, memory, engine, objective)
+        eval_figures = _evaluate(model, held_out, config, memory, engine, objective)
     state = build_checkpoint_state(engine, optimizer.parameters, optimizer.tensors(), {}, isinstance(model, PeftModel))
     save_figures = _save_and_load(state, memory, checkpoints, engine.world)
     phases = {name: figures for name, figures in memory.phases.items() if name.startswith("dry ")}
@@ -197,6 +199,7 @@ def _step(
     config: SureFitConfig,
     memory: PhaseMemory,
     engine: Engine,
+    objective: Objective,
 ) -> tuple[int, int, float, float]:
     train = config.train
     batch = batches.make(batches.fullest())
@@ -208,7 +211,7 @@ def _step(
     with memory.during("dry step"):
         result = train_step(
             model, repeated * [batch], optimizer, train.max_grad_norm,
-            chunked=config.speed.chunked_loss, scaling=scaling, engine=engine,
+            chunked=config.speed.chunked_loss, scaling=scaling, engine=engine, objective=objective,
         )  # fmt: skip
     if not math.isfinite(result.loss):
         raise _not_finite("fullest batch", count_batch_tokens(batch), result.loss, model, config)
@@ -222,18 +225,23 @@ def _not_finite(what: str, tokens: int, loss: float, model: torch.nn.Module, con
 
 
 def _evaluate(
-    model: torch.nn.Module, held_out: MicroBatcher, config: SureFitConfig, memory: PhaseMemory, engine: Engine
+    model: torch.nn.Module,
+    held_out: MicroBatcher,
+    config: SureFitConfig,
+    memory: PhaseMemory,
+    engine: Engine,
+    objective: Objective,
 ) -> tuple[int, float, int]:
     """Measure the fullest held-out batch: return its tokens, seconds, and the number of batches per process."""
-    micros = held_out.cut(range(len(held_out.rows)))
+    micros = held_out.cut(range(held_out.examples))
     if not micros:
         return 0, 0.0, 0
     batch = held_out.make(micros[0])
     start = time.perf_counter()
     with memory.during("dry eval"):
-        loss_and_tokens = mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
-    if loss_and_tokens is not None and not math.isfinite(loss_and_tokens[0]):
-        raise _not_finite("largest held-out batch", count_batch_tokens(batch), loss_and_tokens[0], model, config)
+        measured = measure(model, [batch], chunked=config.speed.chunked_loss, engine=engine, objective=objective)
+    if measured is not None and not math.isfinite(measured.loss):
+        raise _not_finite("largest held-out batch", count_batch_tokens(batch), measured.loss, model, config)
     return count_batch_tokens(batch), time.perf_counter() - start, -(-len(micros) // engine.data_size)
 
 

@@ -17,7 +17,7 @@ from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.batches import MicroBatcher
 from surefit.train.signals import StopRequest
-from surefit.train.step import mean_loss
+from surefit.train.step import CROSS_ENTROPY, Objective, measure
 
 BETWEEN = "between_checkpoints"
 """Key of a metrics.jsonl line that was measured between checkpoints."""
@@ -37,6 +37,7 @@ class HeldOutEvaluation:
         memory: gets the phase "eval" during a measurement.
         score: computes the task's scores, on rank 0 only; None for none.
         engine: execution engine, which distributes the rows over processes.
+        objective: what the loss is; of pairs, its metrics are measured with it.
 
     Attributes:
         lines: log lines of all measurements of the run, those before a resume included.
@@ -56,8 +57,9 @@ class HeldOutEvaluation:
         memory: PhaseMemory,
         score: ScoreFunction | None = None,
         engine: Engine = SINGLE,
+        objective: Objective = CROSS_ENTROPY,
     ) -> None:
-        self.engine = engine
+        self.engine, self.objective = engine, objective
         self.model, self.batches, self.log, self.memory, self.score = model, batches, log, memory, score
         self.chunked, self.patience = config.speed.chunked_loss, config.train.early_stopping_patience
         self.metric = config.checkpoint.metric_for_best_model or "eval_loss"
@@ -112,12 +114,21 @@ class HeldOutEvaluation:
         """
         with self.memory.during("eval"):
             rank_batches = self.batches.all(self.engine.data_rank)
-            loss_and_tokens = mean_loss(self.model, rank_batches, stop.agreed, chunked=self.chunked, engine=self.engine)
-            if loss_and_tokens is None:
+            measured = measure(
+                self.model,
+                rank_batches,
+                stop.agreed,
+                chunked=self.chunked,
+                engine=self.engine,
+                objective=self.objective,
+            )
+            if measured is None:
                 return
             scores = self._scores() if at_checkpoint else {BETWEEN: True}
-        loss, tokens = loss_and_tokens
-        line = {"step": step, "eval_loss": loss, "eval_tokens": tokens, "eval_perplexity": perplexity(loss)}
+        loss, tokens, metrics = measured
+        # The loss of pairs is no mean log-probability, so that it has no perplexity.
+        more = {f"eval_{name}": value for name, value in metrics.items()} or {"eval_perplexity": perplexity(loss)}
+        line = {"step": step, "eval_loss": loss, "eval_tokens": tokens, **more}
         self._note(self.log.append(dict(scores) | line))
 
     def _scores(self) -> Mapping[str, float]:

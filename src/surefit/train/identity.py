@@ -40,6 +40,7 @@ def build_run_identity(
         total_steps: optimizer steps of the run.
     """
     values = {f"lora.{key}": value for key, value in iter_config_values(config.lora)}
+    values |= {f"objective.{key}": getattr(config.objective, key) for key in sorted(config.objective.read_keys)}
     values |= {f"train.{key}": value for key, value in iter_config_values(config.train) if key not in FREE_ON_RESUME}
     return (
         values
@@ -117,6 +118,7 @@ ADDED = {
     "lora.experts": False,
     "model.chat_template_kwargs": {},
     "model.add_tokens": [],
+    "objective.name": "sft",
 }
 """Behavior of runs with checkpoints older than a setting: key → value."""
 

@@ -21,8 +21,9 @@ from surefit.checkpoint.snapshot import build_checkpoint_state
 from surefit.config.capabilities import require_compatible_settings
 from surefit.config.resolve import iter_config_values, optimizer_steps
 from surefit.config.schema import SureFitConfig, decided
-from surefit.core.errors import Interrupted
+from surefit.core.errors import ConfigError, Interrupted
 from surefit.core.rundir import RunDir, skip_if_disk_full
+from surefit.core.units import duration_text
 from surefit.model.adapter import lora_modules
 from surefit.parallel.engine import SINGLE
 from surefit.parallel.process_group import all_reduce_any, barrier, run_on_rank0
@@ -36,14 +37,18 @@ from surefit.train.divergence import MAX_REJECTED_IN_A_ROW, build_divergence_err
 from surefit.train.dry_pass import run_dry_pass
 from surefit.train.expert_use import ExpertUse
 from surefit.train.export import export_trained_model, tensors_to_save
+from surefit.train.first_batch import check_first_batch, failed_first_batch
 from surefit.train.heldout import HeldOutEvaluation
 from surefit.train.identity import build_run_identity, execution_settings
 from surefit.train.inputs import Callbacks, TrainingData, TrainingEnvironment
 from surefit.train.loss import require_whole_routing
+from surefit.train.objectives.build import build_objective
+from surefit.train.objectives.pairs import PairObjective
 from surefit.train.optim import MasterOptimizer, make_optimizer
 from surefit.train.out_of_memory import explain_out_of_memory
 from surefit.train.preflight import AUDITED, require_sound_batches
 from surefit.train.progress import Counters, TrainResult
+from surefit.train.reference import StoredReference, reference_key, switch_off_dropout
 from surefit.train.reporting import EtaEstimator, StepReporter, build_mfu_meter
 from surefit.train.sampler import dropout_seed, fingerprint_rows, fingerprint_training_rows
 from surefit.train.scaling import LossScale
@@ -85,6 +90,8 @@ class Trainer:
         self.world = engine.world
         self.adapted = lora_modules(model) if isinstance(model, PeftModel) else {}
         self.expert_use = ExpertUse(model)
+        self.objective = build_objective(config.objective)
+        dropping = switch_off_dropout(model) if config.objective.has_reference else 0
         self.model, self.data, self.config, self.run = engine.wrap(model), data, config, run
         self.environment, self.callbacks = environment, callbacks
         self.survey = fingerprint_training_rows(rows)
@@ -92,7 +99,9 @@ class Trainer:
         self._explained = partial(explain_out_of_memory, config=config, model=facts, kind=kind, longest=longest)
         train = config.train
         epochs, batch = decided(train.num_train_epochs), decided(train.global_batch_size)
-        self.total_steps = optimizer_steps(len(rows), epochs, batch, train.max_steps)
+        self.total_steps = optimizer_steps(
+            len(rows) // config.objective.answers_per_example, epochs, batch, train.max_steps
+        )
         self.optimizer = self._new_optimizer()
         self.scaling = LossScale() if config.model.dtype == "float16" else None
         self.model.train()
@@ -104,7 +113,9 @@ class Trainer:
         self.batches = MicroBatcher(rows, self.survey.lengths, config, pad, ranks)
         self.held_out_survey = fingerprint_rows(data.eval_rows)
         held_out = MicroBatcher(data.eval_rows, self.held_out_survey.lengths, config, pad, ranks)
-        self.held_out = HeldOutEvaluation(self.model, held_out, config, self.log, self.memory, callbacks.score, engine)
+        self.held_out = HeldOutEvaluation(
+            self.model, held_out, config, self.log, self.memory, callbacks.score, engine, self.objective
+        )
         checkpoint_lines, save_steps = self.held_out.at_checkpoints, config.checkpoint.save_steps
         self.saving = CheckpointWriter(
             run, config.checkpoint, self.memory, self.log, checkpoint_lines, self.note, self.world
@@ -117,6 +128,8 @@ class Trainer:
         self.counters = Counters()
         self.loss, self.told_to_end = math.nan, False
         self.notes: list[str] = []
+        if dropping:
+            self.note(f"dropout is off in {dropping} modules of the base model: the reference has none")
 
     def fit(self, resume: bool = False) -> TrainResult:
         """Train to the last step and write the result.
@@ -140,6 +153,7 @@ class Trainer:
             if resume:
                 self.saving.await_room()
                 self.dry_pass()
+                self._prepare_reference(stop)  # before a checkpoint's weights replace the model of step 0
             resumed_from = resuming.resume_from_latest(self) if resume else None
             if resume and resumed_from is None:
                 self.note("there is no checkpoint to resume from: training begins at the first step")
@@ -151,6 +165,9 @@ class Trainer:
                 self.audit()
             if not resume:
                 self.dry_pass()
+                self._prepare_reference(stop)
+            if self.counters.step == 0:
+                self._check_first_batch()
             if resumed_from is not None and not self.held_out.is_measured(resumed_from):
                 self._measure_if_due(stop)
             self._run(stop)
@@ -178,7 +195,7 @@ class Trainer:
     def _audit(self, write: bool) -> None:
         micros = [*self.batches.of_step(self.counters.step)[:AUDITED], self.batches.fullest()]
         data = self.data
-        batches = [(self.batches.make(micro), [data.rows[index] for index in micro]) for micro in micros]
+        batches = [(self.batches.make(micro), self.batches.items(micro)) for micro in micros]
         require_sound_batches(batches, data.tokenizer, data.conversations, self.config, self.run if write else None)
 
     def dry_pass(self, write: bool = True) -> None:
@@ -190,7 +207,7 @@ class Trainer:
         with self._explained("in the dry pass, before the first step"), self._phase("dry pass"):
             result = run_dry_pass(
                 self.model, self.optimizer, self.batches, self.held_out.batches, self.config, self.memory,
-                self.run.checkpoints, self.engine,
+                self.run.checkpoints, self.engine, self.objective,
             )  # fmt: skip
         self.optimizer = self._new_optimizer()
         self.expert_use.taken()  # discard the counts of the dry pass
@@ -202,6 +219,67 @@ class Trainer:
         if write and self.world.is_first:
             with skip_if_disk_full():
                 result.write(self.run)
+
+    def _prepare_reference(self, stop: StopRequest) -> None:
+        """Read the stored reference, compute what it lacks with the model as it is before the first step, and hand it
+        to the batches; nothing for an objective without a reference.
+
+        Raises:
+            ConfigError: a run that continues from a checkpoint finds the reference of another model or other rows.
+            Interrupted: after a stop signal, with what is computed saved.
+        """
+        if not self.config.objective.has_reference:
+            return
+        world, dtype = self.engine.world, self.config.model.dtype
+        key = run_on_rank0(world, lambda: reference_key(self.model, dtype, self.survey, self.held_out_survey))
+        stored = StoredReference(
+            self.run.reference, key, self.batches, self.held_out.batches, self.total_steps, self.engine
+        )
+        state = stored.load()
+        if state == "another" and self.saving.latest().path is not None:
+            resuming.require_resumable(self)
+            raise ConfigError(
+                "the stored reference was computed with other weights, rows or another dtype",
+                code="E5841",
+                path=self.run.reference,
+                field="objective",
+                help="restore the base model to resume, or start over in another output_dir",
+            )
+        if state in ("damaged", "another"):
+            self.note(
+                f"{self.run.reference.name} is {'damaged' if state == 'damaged' else 'of another run'}: computed again"
+            )
+        if missing := stored.missing():
+            start = time.perf_counter()
+            explained = self._explained("in the reference pass, before the first step")
+            with explained, self._phase("reference"), self.memory.during("reference"):
+                finished = stored.compute(self.model, self.config.speed.chunked_loss, stop.agreed)
+            self.expert_use.taken()  # discard the counts of the pass
+            if not finished:
+                self._leave_if_asked(stop)
+            self.note(
+                f"reference: {missing:,} pairs under the model of step 0, {duration_text(time.perf_counter() - start)}"
+            )
+        stored.hand_out()
+
+    def _check_first_batch(self) -> None:
+        """Check the first batch of pairs against its known loss (train/first_batch.py).
+
+        Raises:
+            GateError: they differ.
+        """
+        if not isinstance(self.objective, PairObjective):
+            return
+        micros = self.batches.of_step(0)[: AUDITED * self.batches.ranks]
+        batches = [self.batches.make(micro) for micro in self.batches.share(micros, self.engine.data_rank)]
+        result = check_first_batch(self.model, batches, self.objective, self.config, self.engine)
+        self.expert_use.taken()  # discard the counts of the check
+        if self.world.is_first:
+            with skip_if_disk_full():
+                result.write(self.run)
+        if not result.passed:
+            raise failed_first_batch(result, self.model, self.run)
+        self.note(result.text())
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -220,7 +298,7 @@ class Trainer:
     def _run(self, stop: StopRequest) -> None:
         """Run optimizer steps up to the last one, with the measurements and checkpoints that are due."""
         first_step = self.counters.step
-        share = decided(self.config.train.global_batch_size) / len(self.data.rows)
+        share = decided(self.config.train.global_batch_size) / self.batches.examples
         reporting = StepReporter(self.log, self.callbacks.on_progress, self.total_steps, share, self.pace, self.meter)
         while self.counters.step < self.total_steps and not self._stops_early():
             self.memory.enter("first step" if self.counters.step == first_step else "step")
@@ -265,11 +343,11 @@ class Trainer:
         with self._explained(f"in step {step + 1}"):
             result = train_step(
                 self.model, batches, self.optimizer, train.max_grad_norm, chunked=self.config.speed.chunked_loss,
-                scaling=self.scaling, engine=self.engine,
+                scaling=self.scaling, engine=self.engine, objective=self.objective,
             )  # fmt: skip
         seconds = time.perf_counter() - start
         self._count(result, seconds)
-        documents = [int(self.batches.lengths[row]) for micro in micros for row in micro]
+        documents = self.batches.document_lengths(micros)
         if self.world.is_first:
             use = self.expert_use.taken()
             end_requested = reporting.step(

@@ -1,10 +1,10 @@
-"""The loss: cross-entropy summed over the supervised tokens, computed through the model's own output head."""
+"""The loss: cross-entropy of the supervised tokens, summed or of each token, through the model's own output head."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from surefit.config.schema import ParallelSection
 from surefit.core.errors import ConfigError, ModelError
-from surefit.data.tokens.collate import OWN_KEYS
+from surefit.data.tokens.collate import OWN_KEYS, UNREAD_KEYS
 from surefit.facts.activations import LOSS_TILE, chunk_rows
 from surefit.model.compat import avoid_mask_syncs, stub_forward
 from surefit.model.sdpa import capability_of
@@ -43,28 +43,83 @@ def loss_sum(
     Raises:
         ModelError: the model calls its decoder in a way that cannot be chunked.
     """
+    loss, router_loss = _cross_entropy(model, batch, chunked, "sum")
+    if router_loss is None:
+        return loss
+    weighted = router_loss * supervised_tokens(batch)
+    if balance is not None:
+        balance.append(weighted.detach())
+    return loss + weighted
+
+
+def token_losses(
+    model: torch.nn.Module, batch: Mapping[str, Any], chunked: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the cross-entropy of each supervised token, which is minus its log-probability: (n,) float32 in nats, in
+    the order of `targets`; and the router's weighted loss of the micro batch, 0-d, as `loss_sum` describes it.
+
+    Chunked, a row of the hidden states' gradient is computed with the token's loss and only scaled in the backward
+    pass. Where the head itself is trained, that is not possible: its gradient sums the tokens, whose coefficients are
+    known only then, so each chunk's logits are computed again in the backward pass.
+
+    Args, raises: as `loss_sum`.
+    """
+    return _cross_entropy(model, batch, chunked, "none")
+
+
+@torch.no_grad()
+def exact_token_losses(model: torch.nn.Module, batch: Mapping[str, Any], chunked: bool) -> torch.Tensor:
+    """Return `token_losses` computed in float64 from the model's logits, by another way than the loss: to compare."""
+    inputs, rows, targets = _inputs(model, batch)
+    if not chunked or chunked_loss_obstacle(model) is not None:
+        with avoid_mask_syncs(batch):
+            logits = model(**inputs).logits.flatten(0, 1).index_select(0, rows)
+        return F.cross_entropy(logits.double(), targets, reduction="none")
+    with avoid_mask_syncs(batch):
+        _, hidden, head, _ = _decode(model, inputs, rows)
+    size = max(1, chunk_rows(len(hidden), head.vocabulary, 2 * head.number))
+    parts = [
+        F.cross_entropy(head(states).double(), target, reduction="none")
+        for states, target in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
+    ]
+    return torch.cat([torch.empty(0, dtype=torch.float64, device=hidden.device), *parts])
+
+
+def supervised_tokens(batch: Mapping[str, Any]) -> int:
+    """Return the number of tokens of a micro batch that the loss counts."""
+    return len(batch["targets"])
+
+
+def _inputs(model: torch.nn.Module, batch: Mapping[str, Any]) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor]:
+    """Return the model's inputs, the rows of the supervised tokens and these tokens, on the model's device."""
     device = next(model.parameters()).device
     on_device = {
         name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
-        if name != "labels"
+        if name not in UNREAD_KEYS
     }
-    rows, targets = on_device["loss_rows"], on_device["targets"]
     # No KV cache: it costs memory, and transformers treats a batch with a cache as the start of a generation.
     inputs = {name: value for name, value in on_device.items() if name not in OWN_KEYS} | {"use_cache": False}
+    return inputs, on_device["loss_rows"], on_device["targets"]
+
+
+def _cross_entropy(
+    model: torch.nn.Module, batch: Mapping[str, Any], chunked: bool, reduction: Literal["sum", "none"]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the cross-entropy of a micro batch, summed or of each token, and the router's weighted loss."""
+    inputs, rows, targets = _inputs(model, batch)
     if not chunked or chunked_loss_obstacle(model) is not None:
         with avoid_mask_syncs(batch):
             answer = model(**inputs)
         logits = answer.logits.flatten(0, 1).index_select(0, rows)
-        return _add_router_loss(
-            F.cross_entropy(logits.float(), targets, reduction="sum"), model, answer, targets, balance
-        )
+        return F.cross_entropy(logits.float(), targets, reduction=reduction), _router_loss(model, answer)
     with avoid_mask_syncs(batch):
         answer, hidden, head, head_parameters = _decode(model, inputs, rows)
     if torch.is_grad_enabled():
-        loss: torch.Tensor = _ChunkedLoss.apply(head, targets, hidden, *head_parameters)  # type: ignore[no-untyped-call]
-        return _add_router_loss(loss, model, answer, targets, balance)
-    return _through_chunks(head, targets, hidden, [])[0]
+        function = _ChunkedLoss if reduction == "sum" else _ChunkedTokenLosses
+        loss: torch.Tensor = function.apply(head, targets, hidden, *head_parameters)  # type: ignore[no-untyped-call]
+        return loss, _router_loss(model, answer)
+    return _through_chunks(head, targets, hidden, [], reduction=reduction)[0], None
 
 
 def balances_experts(model: torch.nn.Module) -> bool:
@@ -87,21 +142,16 @@ def require_whole_routing(model: torch.nn.Module, parallel: ParallelSection) -> 
         )
 
 
-def _add_router_loss(
-    loss: torch.Tensor, model: torch.nn.Module, answer: Any, targets: torch.Tensor, balance: list[torch.Tensor] | None
-) -> torch.Tensor:
-    """Return `loss` plus the weighted router loss that the model has computed in its forward pass."""
+def _router_loss(model: torch.nn.Module, answer: Any) -> torch.Tensor | None:
+    """Return the weighted router loss that the model has computed in its forward pass; None without one."""
     router_loss = getattr(answer, "aux_loss", None)
     if not torch.is_grad_enabled() or not isinstance(router_loss, torch.Tensor):
-        return loss
+        return None
     causal_lm = _causal_lm(model)
     holders = (causal_lm, causal_lm.config.get_text_config())
     names = ("router_aux_loss_coef", "aux_loss_coef")
     weight = next((getattr(holder, name) for holder in holders for name in names if hasattr(holder, name)), 0.0)
-    weighted = router_loss.float() * weight * len(targets)
-    if balance is not None:
-        balance.append(weighted.detach())
-    return loss + weighted
+    return router_loss.float() * weight
 
 
 def chunked_loss_obstacle(model: torch.nn.Module) -> str | None:
@@ -235,22 +285,52 @@ class _ChunkedLoss(torch.autograd.Function):
         return None, None, *scaled
 
 
+class _ChunkedTokenLosses(torch.autograd.Function):
+    """(head, targets, hidden, *trained parameters of the head) → cross-entropy of each target, (n,)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, head: _Head, targets: torch.Tensor, hidden: torch.Tensor, *trained: torch.Tensor
+    ) -> torch.Tensor:
+        once = hidden.requires_grad and not trained
+        losses, (ctx.gradient,) = _through_chunks(head, targets, hidden, [], once, reduction="none")
+        ctx.head = head
+        if trained:
+            ctx.save_for_backward(targets, hidden, *trained)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, coefficients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if ctx.saved_tensors:
+            targets, hidden, *trained = ctx.saved_tensors
+            differentiates = ctx.needs_input_grad[2]
+            _, gradients = _through_chunks(ctx.head, targets, hidden, trained, differentiates, coefficients)
+            of = zip(gradients, (hidden, *trained), strict=True)
+            return None, None, *(None if new is None else new.to(tensor.dtype) for new, tensor in of)
+        gradient, ctx.gradient = ctx.gradient, None
+        assert gradient is not None, "the backward pass of this loss can run only once: it scales in place"
+        return None, None, gradient.mul_(coefficients[:, None])
+
+
 def _through_chunks(
     head: _Head,
     targets: torch.Tensor,
     hidden: torch.Tensor,
     trained: Sequence[torch.Tensor],
     differentiate_hidden: bool = False,
+    coefficients: torch.Tensor | None = None,
+    reduction: Literal["sum", "none"] = "sum",
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """Return the summed loss, its gradient for `hidden` in the dtype of `hidden`, and its gradient for each of
-    `trained` in float32."""
-    loss = torch.zeros((), device=hidden.device)
+    """Return the loss, summed or (n,), its gradient for `hidden` in the dtype of `hidden`, and its gradient for each of
+    `trained` in float32: both of the sum, each token's loss times its coefficient where there are `coefficients`."""
+    loss = torch.zeros(() if reduction == "sum" else len(hidden), device=hidden.device)
     grad_hidden = torch.empty_like(hidden) if differentiate_hidden else None
     sums: list[torch.Tensor | None] = [None] * len(trained)
     size = max(1, chunk_rows(len(hidden), head.vocabulary, head.number))
     for start in range(0, len(hidden), size):
         rows = slice(start, min(start + size, len(hidden)))
-        add_chunk(head, rows, targets, hidden, grad_hidden, trained, loss, sums)
+        add_chunk(head, rows, targets, hidden, grad_hidden, trained, loss, sums, coefficients)
     return loss, [grad_hidden, *sums]
 
 
@@ -263,12 +343,18 @@ def add_chunk(
     trained: Sequence[torch.Tensor],
     loss: torch.Tensor,
     sums: list[torch.Tensor | None],
+    coefficients: torch.Tensor | None = None,
 ) -> None:
-    """Add some rows' loss and gradients to `loss` and `sums`, and write the gradient of these rows of `hidden`; nothing
-    else of the chunk stays in memory, so that the next chunk has as much free."""
+    """Add some rows' loss and gradients to `loss` (or write each row's, where it has one number per row) and `sums`,
+    and write the gradient of these rows of `hidden`; nothing else of the chunk stays in memory, so that the next chunk
+    has as much free."""
     states = hidden[rows].detach().requires_grad_(grad_hidden is not None)
-    chunk_loss, gradients = _chunk(head, targets[rows], states, trained)
-    loss += chunk_loss
+    weights = None if coefficients is None else coefficients[rows]
+    chunk_loss, gradients = _chunk(head, targets[rows], states, trained, weights, "none" if loss.dim() else "sum")
+    if loss.dim():
+        loss[rows] = chunk_loss
+    else:
+        loss += chunk_loss
     if grad_hidden is not None:
         grad_hidden[rows].copy_(gradients.pop(0))
     # Gradients of many chunks are summed: in 16 bits the later ones would be rounded away.
@@ -276,18 +362,24 @@ def add_chunk(
 
 
 def _chunk(
-    head: _Head, targets: torch.Tensor, hidden: torch.Tensor, trained: Sequence[torch.Tensor]
+    head: _Head,
+    targets: torch.Tensor,
+    hidden: torch.Tensor,
+    trained: Sequence[torch.Tensor],
+    coefficients: torch.Tensor | None,
+    reduction: Literal["sum", "none"],
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Return the summed loss of one chunk and its gradients: for `hidden` if it requires one, then for each of
-    `trained`."""
+    """Return the loss of one chunk and its gradients: for `hidden` if it requires one, then for each of `trained`."""
     inputs = [*([hidden] if hidden.requires_grad else []), *trained]
     with torch.set_grad_enabled(bool(inputs)):
         logits = head(hidden)
     # For a view that was overwritten, torch would create the gradient again, in another tensor of its size.
     edge = get_gradient_edge(logits) if inputs else None
-    loss = cross_entropy_(logits.detach(), targets, bool(inputs))
+    loss = cross_entropy_(logits.detach(), targets, bool(inputs), reduction)
     if edge is None:
         return loss, []
+    if coefficients is not None:
+        logits.detach().mul_(coefficients[:, None])
     try:
         return loss, list(torch.autograd.grad([edge], inputs, [logits.detach()]))
     except RuntimeError as error:
@@ -301,9 +393,14 @@ def _chunk(
         ) from error
 
 
-def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, differentiate: bool = True) -> torch.Tensor:
-    """Return the summed cross-entropy, 0-d, in nats, of `logits` (n, vocabulary), and overwrite the logits with its
-    gradient, softmax − one-hot, or without `differentiate` with useless values.
+def cross_entropy_(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    differentiate: bool = True,
+    reduction: Literal["sum", "none"] = "sum",
+) -> torch.Tensor:
+    """Return the cross-entropy in nats of `logits` (n, vocabulary), summed, 0-d, or of each row, (n,); and overwrite
+    the logits with its gradient, softmax − one-hot, or without `differentiate` with useless values.
 
     The arithmetic of 16-bit logits is done in float32, and the gradient is rounded once; other dtypes keep theirs. For
     16-bit logits float32 copies of `LOSS_TILE` rows are allocated; otherwise nothing of the logits' size is. Softmax
@@ -333,4 +430,4 @@ def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, differentiate: b
     if differentiate:
         # expm1 and not p − 1: p has been rounded to 16 bits, and near 1 the difference would lose its digits.
         logits.scatter_(1, targets, target_log_probs.expm1().to(logits.dtype))
-    return -target_log_probs.sum()
+    return -target_log_probs.sum() if reduction == "sum" else -target_log_probs.squeeze(1)

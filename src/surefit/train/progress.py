@@ -27,6 +27,8 @@ class TrainingProgress:
         eval_loss: the newest held-out loss, if there is one; measured after step `eval_step`.
         mfu: model FLOPs of the last steps as a share of the GPU's peak (facts/flops.py), where both are known.
         memory_bytes: peak bytes in tensors on the GPU since the last pause; None on a CPU.
+        accuracy: of pairs, the share of this step's whose chosen answer has the higher reward; margin: the mean
+            difference of their rewards. None for other rows.
     """
 
     step: int
@@ -43,6 +45,8 @@ class TrainingProgress:
     mfu: float | None = None
     memory_bytes: int | None = None
     eval_step: int | None = None
+    accuracy: float | None = None
+    margin: float | None = None
 
     @property
     def eta_text(self) -> str:
@@ -59,6 +63,8 @@ class TrainingProgress:
             "" if self.applied else "REJECTED",
             f"loss {self.loss:.4f}",
             f"held-out {self.eval_loss:.4f}{measured}" if self.eval_loss is not None else "",
+            f"accuracy {self.accuracy:.0%}" if self.accuracy is not None else "",
+            f"margin {self.margin:.3g}" if self.margin is not None else "",
             f"{self.rejected} rejected" if self.rejected else "",
             f"epoch {self.epoch:.2f}",
             f"{count_text(self.tokens_per_second)} tok/s",

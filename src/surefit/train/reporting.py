@@ -161,7 +161,7 @@ class StepReporter:
         }
         if result.router_loss is not None:
             record["router_loss"] = result.router_loss
-        self.log.append(record | dict(expert_use))
+        self.log.append(record | dict(result.metrics) | dict(expert_use))
         self.pace.step(step, seconds, time.monotonic())
         self._recent.append((result.tokens, flops or 0, seconds))
         tokens, recent_flops, recent_seconds = (sum(column) for column in zip(*self._recent, strict=True))
@@ -170,6 +170,6 @@ class StepReporter:
                 step, self.total_steps, epoch, result.loss, result.grad_norm, rate, tokens / recent_seconds,
                 self.pace.left(step, self.total_steps), result.applied, counters.rejected, eval_loss,
                 self.meter.mfu(int(recent_flops) if flops is not None else None, recent_seconds), memory,
-                eval_step,
+                eval_step, result.metrics.get("rewards/accuracies"), result.metrics.get("rewards/margins"),
             )
         )  # fmt: skip

@@ -34,8 +34,7 @@ def resume_from_latest(job: Trainer) -> int | None:
     if latest.path is None:
         return None
     state = manager.load_checkpoint(latest.path)
-    now = build_run_identity(job.config, job.survey, job.held_out_survey, job.total_steps)
-    run_on_rank0(job.engine.world, lambda: _require_same_run(job, state.trainer["identity"], now))
+    _require_same_identity(job, state)
     restore_optimizer_and_weights(state, job.optimizer, job.engine, latest.path)
     job.optimizer.load_tensors(
         job.engine.shares(state.optimizer, parameters_for_state(state.optimizer, job.optimizer.parameters))
@@ -53,6 +52,21 @@ def resume_from_latest(job: Trainer) -> int | None:
     if job.engine.world.is_first:
         job.run.note("train", "resumed", step=latest.step, skipped=[path.name for path, _ in latest.skipped])
     return latest.step
+
+
+def require_resumable(job: Trainer) -> None:
+    """Raise if the newest complete checkpoint belongs to other settings; nothing is restored.
+
+    Raises:
+        ConfigError, ModelError: as `resume_from_latest`.
+    """
+    if (path := job.saving.latest().path) is not None:
+        _require_same_identity(job, manager.load_checkpoint(path))
+
+
+def _require_same_identity(job: Trainer, state: manager.CheckpointState) -> None:
+    now = build_run_identity(job.config, job.survey, job.held_out_survey, job.total_steps)
+    run_on_rank0(job.engine.world, lambda: _require_same_run(job, state.trainer["identity"], now))
 
 
 def _require_same_run(job: Trainer, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.helpers.rows_config import rows_config
 
 from surefit.core.errors import DataError
 from surefit.data.audit.detectors.parts import answer_text, find_answer, turn_roles
@@ -265,34 +265,34 @@ def test_openais_rows_of_preferences_are_no_rows_to_train_on(tmp_path):
     with pytest.raises(DataError) as raised:
         to_examples(rows_of(tmp_path / "rows.jsonl", row), CHAT)
     assert raised.value.field == "data.format"
-    assert "DPO" in str(raised.value.help)
+    assert "objective: dpo" in str(raised.value.help)
 
 
 @pytest.mark.parametrize("recipe", ["chat", "chat + math_reasoning"])
 def test_roles_are_renamed_in_json_text_and_beside_other_tasks(tmp_path, recipe):
     turns = [{"role": "me", "content": "a"}, {"role": "it", "content": "b"}]
-    section: Any = SimpleNamespace(columns={}, roles={"user": "me", "assistant": "it"})
+    config = rows_config(columns={}, roles={"user": "me", "assistant": "it"})
     for value in (turns, json.dumps(turns)):
         (example,) = to_examples(
-            rows_of(tmp_path / "rows.jsonl", {"messages": value}), recipe_for(get_recipe(recipe), section)
+            rows_of(tmp_path / "rows.jsonl", {"messages": value}), recipe_for(get_recipe(recipe), config)
         )
         assert [turn["role"] for turn in example.messages] == ["user", "assistant"]
 
 
 def test_roles_reach_a_source_without_the_columns_of_another_task(tmp_path):
     row = {"messages": [{"role": "me", "content": "a"}, {"role": "it", "content": "b"}]}
-    section: Any = SimpleNamespace(columns={"question": "problem"}, roles={"user": "me", "assistant": "it"})
-    recipe = recipe_for(get_recipe("chat + math_reasoning"), section)
+    config = rows_config(columns={"question": "problem"}, roles={"user": "me", "assistant": "it"})
+    recipe = recipe_for(get_recipe("chat + math_reasoning"), config)
     (example,) = to_examples(rows_of(tmp_path / "rows.jsonl", row), recipe)
     assert [turn["role"] for turn in example.messages] == ["user", "assistant"]
 
 
 def test_roles_that_nothing_reads_are_an_error(tmp_path):
-    section: Any = SimpleNamespace(columns={}, roles={"user": "me", "assistant": "it"})
+    config = rows_config(columns={}, roles={"user": "me", "assistant": "it"})
     with pytest.raises(DataError) as raised:
         to_examples(
             rows_of(tmp_path / "rows.jsonl", {"question": "a", "answer": "b\n#### 1"}),
-            recipe_for(get_recipe("math_reasoning"), section),
+            recipe_for(get_recipe("math_reasoning"), config),
         )
     assert raised.value.field == "data.roles"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.helpers.rows_config import rows_config
 
 from surefit.core.errors import DataError
 from surefit.data.read.load import Rows, load_rows
@@ -27,8 +27,8 @@ def rows_of(path: Path, *rows: dict[str, Any]) -> Rows:
 def convert(
     rows: Rows, columns: dict[str, str], roles: dict[str, str] | None = None, recipe: str = "chat"
 ) -> list[Example]:
-    section: Any = SimpleNamespace(columns=columns, roles=roles or {})
-    return to_examples(rows, recipe_for(get_recipe(recipe), section)).examples
+    config = rows_config(columns=columns, roles=roles)
+    return to_examples(rows, recipe_for(get_recipe(recipe), config)).examples
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_a_recipe_with_columns_of_its_own(tmp_path):
 
 def test_columns_that_were_read_have_the_names_in_the_rows(tmp_path):
     rows = rows_of(tmp_path / "rows.jsonl", {"question": "a", "answer": "b", "note": "c"})
-    section: Any = SimpleNamespace(columns={"prompt": "question", "completion": "answer"}, roles={})
-    read = find_read_columns(rows, recipe_for(get_recipe("chat"), section), "auto")
+    config = rows_config(columns={"prompt": "question", "completion": "answer"}, roles={})
+    read = find_read_columns(rows, recipe_for(get_recipe("chat"), config), "auto")
     assert {"question", "answer"} <= read
     assert not {"prompt", "completion", "note"} & read
 
@@ -81,8 +81,8 @@ def test_another_source_in_a_layout_of_its_own_is_read_as_it_is(tmp_path):
 
 def test_prompts_need_no_answer_column(tmp_path):
     rows = rows_of(tmp_path / "rows.jsonl", {"question": "a"})
-    section: Any = SimpleNamespace(columns={"prompt": "question", "completion": "answer"}, roles={})
-    (example,) = to_prompts(rows, recipe_for(get_recipe("chat"), section)).examples
+    config = rows_config(columns={"prompt": "question", "completion": "answer"}, roles={})
+    (example,) = to_prompts(rows, recipe_for(get_recipe("chat"), config)).examples
     assert example.prompt == ({"role": "user", "content": "a"},)
 
 

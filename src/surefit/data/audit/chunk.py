@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +17,15 @@ from surefit.core.errors import DataError, RecipeError
 from surefit.core.sampling import split_by_total_size
 from surefit.data.audit.languages import count_languages
 from surefit.data.audit.near_duplicates import Hashes, text_keys
+from surefit.data.audit.pairs import TRUNCATED, PairFacts, find_alike_answers, find_swapped_scores, pair_facts
 from surefit.data.audit.sample import DetectorTally, run_detectors, select_detectors
 from surefit.data.rows.layouts import row_converter
 from surefit.data.rows.messages import is_trained_on
 from surefit.data.rows.other_templates import find_foreign_templates
+from surefit.data.rows.pairs import answer_sides, pair_sides
 from surefit.data.rows.reasoning import convert_reasoning
 from surefit.data.rows.rendered_turns import Segments, TemplateLossFinder, unclosed_thoughts
+from surefit.data.rows.template_checks import first_of_each
 from surefit.data.tokens import tokenize
 from surefit.data.tokens.show import decode_segments
 from surefit.facts.dataset import is_blank, is_null, target_value
@@ -97,6 +101,7 @@ class ChunkStats:
         texts: texts of users and assistant.
         asked: texts of the users; empty where prompts are not compared.
         empty: whether a row has no text, or no answer.
+        pairs: number of the row and facts of each pair of answers.
     """
 
     tally: DetectorTally
@@ -115,6 +120,7 @@ class ChunkStats:
     texts: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     empty: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    pairs: list[tuple[int, PairFacts]] = field(default_factory=list)
 
 
 def build_converter(question: AuditJob) -> Callable[[Mapping[str, Any]], Example] | None:
@@ -175,7 +181,33 @@ class ChunkAuditor:
             texts=texts,
             asked=prompts,
             empty=empty,
+            pairs=self._pairs(first, rows, examples, tally),
         )
+
+    def _pairs(
+        self, first: int, rows: Sequence[Mapping[str, Any]], examples: Sequence[Example | None], tally: DetectorTally
+    ) -> list[tuple[int, PairFacts]]:
+        """Return the facts of the pairs among the examples, and record what is seen in each pair by itself."""
+        pairs: list[tuple[int, PairFacts]] = []
+        for index, (row, example) in enumerate(zip(rows, examples, strict=True), start=first):
+            if example is None or example.rejected is None:
+                continue
+            pairs.append((index, pair_facts(example)))
+            matches = [*find_alike_answers(example), *find_swapped_scores(row), *self._truncated(example)]
+            for name, description in matches:
+                tally.add(name, index, description)
+        return pairs
+
+    def _truncated(self, example: Example) -> list[tuple[str, str]]:
+        """Return whether the two conversations of a pair are the same up to `max_length`, and both go on after it."""
+        limit = self.question.max_length
+        if limit is None or self.tokenizer is None:
+            return []
+        chosen, rejected = (tokenize.encode_turns(self.tokenizer, [side])[0][-1][0] for side in pair_sides(example))
+        if min(len(chosen), len(rejected)) <= limit or chosen == rejected or chosen[:limit] != rejected[:limit]:
+            return []
+        place = next((n for n, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), limit)
+        return [(TRUNCATED, f"the answers differ from token {place + 1:,} on, max_length is {limit:,}")]
 
     def _segments(self, example: Example) -> Segments:
         assert self.tokenizer is not None
@@ -188,10 +220,13 @@ class ChunkAuditor:
         for index, example in enumerate(examples, start=first):
             if example is None:
                 continue
-            matches = [*self.tokens.sights(example), *unclosed_thoughts(example)]
-            matches += find_foreign_templates(example, self.tokens.all)
-            if example.text is None and self.tokenizer and self.tokenizer.chat_template:
-                matches += self.comparison.losses(example, self._segments(example))
+            matches: list[tuple[str, str]] = []
+            for side in answer_sides(example):
+                seen = [*self.tokens.sights(side), *unclosed_thoughts(side)]
+                seen += find_foreign_templates(side, self.tokens.all)
+                if side.text is None and self.tokenizer and self.tokenizer.chat_template:
+                    seen += self.comparison.losses(side, self._segments(side))
+                matches += first_of_each(seen, matches)
             for name, description in matches:
                 tally.add(name, index, description)
 
@@ -219,9 +254,13 @@ class ChunkAuditor:
         """Return `ChunkStats.longest`, and (all, supervised) of each token example; removes a row for which the
         template raises an error from `examples`."""
         longest, all_lengths = np.full(len(examples), -1, np.int32), list[tuple[int, int]]()
-        usable = [number for number, example in enumerate(examples) if example is not None]
-        for number, lengths in zip(usable, self._counted(first, usable, examples, tally), strict=True):
-            if not lengths:
+        sides = [(number, side) for number, example in enumerate(examples) if example for side in answer_sides(example)]
+        numbers, conversations = [number for number, _ in sides], [side for _, side in sides]
+        counted = zip(numbers, self._counted(first, numbers, conversations, tally), strict=True)
+        for number, group in groupby(counted, key=lambda entry: entry[0]):
+            by_side = [lengths for _, lengths in group]
+            lengths = [length for side_lengths in by_side for length in side_lengths]
+            if not all(by_side):
                 examples[number] = None
                 continue
             all_lengths += lengths
@@ -241,10 +280,13 @@ class ChunkAuditor:
             tally.add("few_supervised_tokens", index, f"1 of {total:,} tokens is trained on")
 
     def _counted(
-        self, first: int, usable: list[int], examples: list[Example | None], tally: DetectorTally
+        self, first: int, usable: list[int], usable_examples: list[Example], tally: DetectorTally
     ) -> list[list[tuple[int, int]]]:
-        """Return (all, supervised) lengths of each token example of each usable row; none where the template raises."""
-        usable_examples = [example for example in examples if example is not None]
+        """Return (all, supervised) lengths of the token examples of each conversation; none where the template raises.
+
+        Args:
+            usable: number of each conversation's row; a pair has two.
+        """
         sizes = [_characters(example) for example in usable_examples]
         if self.tokenizer is None:
             return [[size] for size in sizes]
@@ -339,7 +381,10 @@ def text_from_roles(example: Example, roles: tuple[str, ...]) -> str:
     """Return the text of these roles. The system message and the tools are left out: different rows share them."""
     if example.text is not None:
         return example.text
-    return "\n".join(_turn_text(message) for message in example.messages if message["role"] in roles)
+    messages = example.messages
+    if example.rejected is not None and "assistant" in roles:
+        messages = (*messages, example.rejected[-1])
+    return "\n".join(_turn_text(message) for message in messages if message["role"] in roles)
 
 
 def _turn_text(message: Mapping[str, Any]) -> str:

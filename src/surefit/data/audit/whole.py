@@ -25,6 +25,7 @@ from surefit.data.audit import chunk
 from surefit.data.audit.chunk import DIGEST, AuditJob, ChunkAuditor, ChunkStats
 from surefit.data.audit.lengths import LengthCounts
 from surefit.data.audit.near_duplicates import find_near_duplicates, match_near_duplicates
+from surefit.data.audit.pairs import IDENTICAL, NEAR, SWAPPED, TRUNCATED, PairFacts, observe_all_pairs
 from surefit.data.audit.sample import (
     SAMPLE,
     DetectorTally,
@@ -288,6 +289,7 @@ class MergedStats:
         self.longest = spool.column("longest", np.int32)
         self.keys, self.prompt_keys = SpooledKeys(spool, "keys"), SpooledKeys(spool, "prompt_keys")
         self.texts, self.asked = spool.texts("texts"), spool.texts("asked")
+        self.pairs: list[tuple[int, PairFacts]] = []
 
     def __len__(self) -> int:
         return len(self.contents)
@@ -303,6 +305,7 @@ class MergedStats:
         self.given.add(part.given)
         self.learnt.add(part.learnt)
         self.whole.add(part.given + part.learnt)
+        self.pairs += part.pairs
         for name in ("contents", "targets", "prompts", "empty", "longest", "keys", "prompt_keys", "texts", "asked"):
             getattr(self, name).append(getattr(part, name))
 
@@ -329,7 +332,17 @@ def _observations(question: AuditJob, seen: MergedStats) -> dict[str, Observatio
         observations[name] = seen.tally.observation(name, total, where, _detail(name, question, seen))
     if question.target:
         observations["constant_target"] = _observe_constant_target(seen)
-    return observations | _observe_duplicates(seen)
+    return observations | _observe_duplicates(seen) | _observe_pairs(question, seen)
+
+
+def _observe_pairs(question: AuditJob, seen: MergedStats) -> dict[str, Observation]:
+    """Return the observations on pairs of answers; none where the rows are no pairs."""
+    if not seen.pairs:
+        return {}
+    measured = question.tokenizer is not None and question.max_length is not None
+    names = (IDENTICAL, NEAR, SWAPPED, *((TRUNCATED,) if measured else ()))
+    one_by_one = {name: seen.tally.observation(name, len(seen.pairs), seen.spool.where) for name in names}
+    return one_by_one | observe_all_pairs(seen.pairs, seen.spool.where)
 
 
 def _renderings(seen: MergedStats) -> dict[str, Observation]:

@@ -14,25 +14,44 @@ from surefit.metrics.strict_json import strict_json
 from surefit.task import Example, Row, TaskRecipe
 
 if TYPE_CHECKING:
-    from surefit.config.schema import DataSection
+    from surefit.config.schema import SureFitConfig
 
 CONVERSATIONS = ("messages", "conversations", "contents")
 """Columns that hold a list of turns, or the list as JSON text."""
+PAIR_OBJECTIVES = ("dpo", "orpo", "simpo")
+"""Objectives that compare a chosen with a rejected answer."""
 TURN_KEYS = ("role", "content")
 """Keys of `data.columns` that name a message's own keys."""
 READ = (
     "messages", "conversations", "contents", "prompt", "completion", "instruction", "input", "output", "history",
     "text", "system", "tools", "input_ids", "labels", *TURN_KEYS,
+    "chosen", "rejected", "preferred_output", "non_preferred_output", "completions", "rejected_response",
 )  # fmt: skip
 """Columns that the general formats read, and so can be given another name."""
 
 
-def recipe_for(recipe: TaskRecipe, section: DataSection) -> TaskRecipe:
-    """Return the recipe, reading the columns and roles that `data.columns` and `data.roles` name."""
-    if not section.columns and not section.roles:
+def recipe_for(recipe: TaskRecipe, config: SureFitConfig) -> TaskRecipe:
+    """Return the recipe, reading the columns and roles that `data.columns` and `data.roles` name, and pairs for an
+    objective that compares two answers.
+
+    Raises:
+        DataError: the objective needs pairs, and the recipe reads columns of its own.
+    """
+    section, pairs = config.data, config.objective.name in PAIR_OBJECTIVES
+    if pairs and (recipe.columns or recipe.parts):
+        raise DataError(
+            f"objective: {config.objective.name} compares two answers, but rows of the recipe {recipe.name} have one",
+            code="E4820",
+            field="recipe",
+            help="write recipe: chat, which reads pairs (prompt, chosen, rejected), or remove objective",
+        )
+    if not section.columns and not section.roles and not pairs:
         return recipe
     return replace(
-        recipe, column_names=dict(section.columns), role_names={str(role): name for role, name in section.roles.items()}
+        recipe,
+        column_names=dict(section.columns),
+        role_names={str(role): name for role, name in section.roles.items()},
+        pairs=pairs,
     )
 
 
@@ -93,10 +112,12 @@ class ColumnNames:
             if column in theirs or column not in self.columns
         }
         if self.turn_keys or self.roles:
-            for name in (*CONVERSATIONS, "prompt", "completion"):
+            for name in (*CONVERSATIONS, "prompt", "completion", "chosen", "rejected"):
                 turns = _parsed_turns(values[name]) if name in CONVERSATIONS and name in values else values.get(name)
                 if isinstance(turns, list):
                     values[name] = [self._turn(turn) for turn in turns]
+                elif isinstance(turns, Mapping):
+                    values[name] = self._turn(turns)
         return values
 
     def _turn(self, turn: Any) -> Any:

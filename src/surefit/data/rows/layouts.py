@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
 from surefit.data.read.load import Rows, load_rows
-from surefit.data.rows.cloud_layouts import TEXT_ALONE, messages_from_contents
+from surefit.data.rows.cloud_layouts import TEXT_ALONE
 from surefit.data.rows.columns import ColumnNames
 from surefit.data.rows.conversion import REMEMBERED_ROWS, RowConversion
 from surefit.data.rows.messages import (
     messages_from_sharegpt,
     parse_conversation,
-    parse_json_list,
     parse_messages,
     require_text,
     system_turn,
     tools_from_row,
     trim_to_last_answer,
 )
-from surefit.data.rows.other_layouts import suggest_layout
+from surefit.data.rows.other_layouts import suggest_layout, suggest_pairs
+from surefit.data.rows.pairs import PAIR_PROMPTS, openai_pair_row, pair_row, scored_answers_row, swift_pair_row
+from surefit.data.rows.prompts import alpaca_prompt, contents_turns, listed, prompt_row, text_row, turns_of
 from surefit.data.rows.reasoning import apply_reasoning_mode
 from surefit.data.tokens.pretokenized import example_from_tokens
 from surefit.facts.dataset import enough_share
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
     from surefit.data.read.readers import RowWithPlace
 
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-PROMPTS = ("messages", "conversations", "contents", "prompt")
-"""Columns that hold a prompt, except Alpaca's."""
-NO_INPUT = "<noinput>"
-"""Self-Instruct's text for an empty input; Alpaca's rows follow the same format."""
 HELD_OUT = "heldout.jsonl"
 """File of the held-out rows of prepared data (data/tokens/shards.py)."""
 PROMPT_COLUMNS = ("messages", "conversations", "contents", "prompt", "instruction", "text")
@@ -118,7 +115,8 @@ def _with_system(row: Row, messages: list[Message], field: str) -> dict[str, Any
 
 
 def _prompt_completion_row(row: Row) -> dict[str, Any]:
-    prompt, completion = _turns(row["prompt"], "prompt", "user"), _turns(row["completion"], "completion", "assistant")
+    prompt = turns_of(row["prompt"], "prompt", "user")
+    completion = turns_of(row["completion"], "completion", "assistant")
     if completion[-1]["role"] != "assistant":
         raise DataError("the last message must have the role assistant", code="E4009", field="completion")
     # The loss falls on the completion only: answers in the prompt are context.
@@ -126,48 +124,11 @@ def _prompt_completion_row(row: Row) -> dict[str, Any]:
     return _with_system(row, prompt_turns + completion, "prompt")
 
 
-def _turns(value: Any, field: str, role: str) -> list[Message]:
-    """Return a list of messages as it is, or a text as one message."""
-    if isinstance(value, str):
-        if not value.strip():
-            raise DataError("empty", code="E4010", field=field)
-        return [{"role": role, "content": value}]
-    return parse_messages(value, field)
-
-
-def _text_row(row: Row) -> dict[str, Any]:
-    value = require_text(row["text"], "text")
-    if not value.strip():
-        raise DataError("empty", code="E4011", field="text")
-    return {"text": value}
-
-
 def _alpaca_row(row: Row) -> dict[str, Any]:
     if not require_text(row["output"], "output").strip():
         raise DataError("empty", code="E4012", field="output")
-    messages = [*_alpaca_prompt(row), {"role": "assistant", "content": row["output"]}]
+    messages = [*alpaca_prompt(row), {"role": "assistant", "content": row["output"]}]
     return {"messages": parse_conversation(messages, "history"), "tools": tools_from_row(row)}
-
-
-def _alpaca_prompt(row: Row) -> list[Message]:
-    instruction = require_text(row["instruction"], "instruction")
-    # Dolly calls the input column context.
-    name = "context" if "context" in row and "input" not in row else "input"
-    context = require_text(row.get(name) or "", name)
-    context = "" if context.strip().lower() == NO_INPUT else context
-    question = "\n\n".join(part for part in (instruction, context) if part.strip())
-    if not question:
-        raise DataError("empty", code="E4013", field="instruction")
-    messages = system_turn(row)
-    for i, pair in enumerate(parse_json_list(row.get("history") or [], "history")):
-        messages += _history_turns(pair, f"history[{i}]")
-    return [*messages, {"role": "user", "content": question}]
-
-
-def _history_turns(pair: Any, field: str) -> list[Message]:
-    if not isinstance(pair, list) or len(pair) != 2:
-        raise DataError("expected a list of a question and an answer", code="E4014", field=field)
-    return [{"role": role, "content": pair[i]} for i, role in enumerate(("user", "assistant"))]
 
 
 def _sharegpt_row(row: Row) -> dict[str, Any]:
@@ -176,11 +137,7 @@ def _sharegpt_row(row: Row) -> dict[str, Any]:
 
 
 def _gemini_row(row: Row) -> dict[str, Any]:
-    return _with_system(row, _contents(row), "contents")
-
-
-def _contents(row: Row) -> list[Message]:
-    return parse_messages(messages_from_contents(parse_json_list(row["contents"], "contents")), "contents")
+    return _with_system(row, contents_turns(row), "contents")
 
 
 @dataclass(frozen=True)
@@ -204,15 +161,25 @@ LAYOUTS = {
     "prompt_completion": Layout(("prompt", "completion"), _prompt_completion_row),
     "alpaca": Layout(("instruction", "output"), _alpaca_row),
     "gemini": Layout(("contents",), _gemini_row),
-    "text": Layout(("text",), _text_row),
+    "text": Layout(("text",), text_row),
     "tokens": Layout(("input_ids",), example_from_tokens),
 }
 """The layouts in the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real
 ones, and `input_ids` from another model's tokenizer."""
+PAIR_LAYOUTS = {
+    "pairs": Layout(("chosen", "rejected"), pair_row),
+    "openai_pairs": Layout(("input", "preferred_output", "non_preferred_output"), openai_pair_row),
+    "swift_pairs": Layout(("messages", "rejected_response"), swift_pair_row),
+    "scored_answers": Layout(("completions",), scored_answers_row),
+}
+"""The layouts of pairs, which a preference objective reads in place of `LAYOUTS`; `normal` gives `rejected` as well."""
 OPTIONAL = {
     "messages": ("system", "tools"), "sharegpt": ("system", "tools"), "gemini": ("system", "tools"),
     "prompt_completion": ("system", "tools"),
     "alpaca": ("input", "history", "system", "tools"), "text": (), "tokens": ("labels",),
+    "pairs": (*PAIR_PROMPTS, "input", "history", "system", "tools"), "openai_pairs": (),
+    "swift_pairs": ("system", "tools"),
+    "scored_answers": (*PAIR_PROMPTS, "input", "history", "system", "tools"),
 }  # fmt: skip
 """Columns that a layout reads where the rows have them."""
 
@@ -226,16 +193,58 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
     if recipe.columns:
         _require(columns, recipe.columns_in(columns), f"the recipe {recipe.name}")
         return "recipe"
-    for name, layout in LAYOUTS.items():
+    layouts = layouts_of(recipe)
+    for name, layout in layouts.items():
         if all(column in columns for column in layout.columns):
             return name
-    formats = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
+    if recipe.pairs:
+        raise _no_pairs(columns)
+    formats = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in layouts.items())
     advice = suggest_layout(columns)
     raise DataError(
-        f"no format has the columns {_listed(columns)}",
+        f"no format has the columns {listed(columns)}",
         code="E4015",
         field="data.format",
         help=f"{advice}; known formats: {formats}" if advice else f"known formats: {formats}",
+    )
+
+
+def layouts_of(recipe: TaskRecipe) -> dict[str, Layout]:
+    """Return the layouts that a recipe without its own columns reads: those of pairs for a preference objective."""
+    return PAIR_LAYOUTS if recipe.pairs else LAYOUTS
+
+
+def has_pair_columns(columns: Sequence[str]) -> bool:
+    """Return whether rows with these columns are pairs of a chosen and a rejected answer, by their names alone."""
+    return any(set(layout.columns) <= set(columns) for layout in PAIR_LAYOUTS.values() if len(layout.columns) > 1)
+
+
+def recipe_of_scored_rows(recipe: TaskRecipe, columns: Sequence[str]) -> TaskRecipe:
+    """Return the recipe for rows that are only scored: with a preference objective they may be rows of one answer."""
+    theirs = {column: name for name, column in recipe.column_names.items()}
+    names = {theirs.get(column, column) for column in columns}
+    is_pairs = any(names.issuperset(layout.columns) for layout in PAIR_LAYOUTS.values())
+    return recipe if is_pairs or not recipe.pairs else replace(recipe, pairs=False)
+
+
+def _no_pairs(columns: Sequence[str]) -> DataError:
+    """Return the error for rows that are no pairs, where the objective compares two answers."""
+    formats = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in PAIR_LAYOUTS.items())
+    label = next((name for name in PREFERENCE_COLUMNS if name in columns), None)
+    if names := suggest_pairs(columns):
+        help_text = f"{names}; layouts of pairs: {formats}"
+    elif label is not None:
+        help_text = (
+            f"rows of one answer with a {label} are KTO's, which is not supported yet: write each prompt once, with a "
+            "good answer as chosen and a bad one as rejected"
+        )
+    else:
+        help_text = f"to train on these rows, write objective: sft; layouts of pairs: {formats}"
+    return DataError(
+        f"the objective compares a chosen with a rejected answer, but the columns are {listed(columns)}",
+        code="E4821",
+        field="objective",
+        help=help_text,
     )
 
 
@@ -245,15 +254,11 @@ def _require(columns: Sequence[str], needed: Sequence[str], who: str) -> None:
         hints = did_you_mean(missing[0], columns)
         raise DataError(
             f"{who} needs the column{'s' * (len(missing) > 1)} {' and '.join(map(repr, missing))}, "
-            f"the data has {_listed(columns)}{hints}",
+            f"the data has {listed(columns)}{hints}",
             code="E4016",
             field=missing[0],
             help=f"rename the columns to {', '.join(needed)}, or choose another recipe or data.format",
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "none"
 
 
 def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
@@ -265,7 +270,7 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     if recipe.column_names or recipe.role_names:
         names = ColumnNames.of(recipe, columns, source)
         if names is not None and not recipe.columns and not recipe.parts:
-            _require_read(names, columns, fmt, source)
+            _require_read(names, columns, fmt, source, layouts_of(recipe))
         plain = replace(recipe, column_names={}, role_names={})
         if names is None:
             return row_converter(columns, source, plain, fmt)
@@ -276,7 +281,7 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
         fmt = detect_format(columns, recipe) if fmt == "auto" else fmt
         if fmt == "recipe" or recipe.columns:
             return _recipe_converter(columns, recipe, fmt)
-        layout = LAYOUTS[fmt]
+        layout = _layout_named(fmt, recipe)
         _require(columns, layout.columns, f"the format {fmt}")
     except DataError as error:
         raise DataError(error.message, code=error.code, path=source, field=error.field, help=error.help) from None
@@ -286,23 +291,52 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
         _refuse_media(row)
         _refuse_bad_answer(row)
         converted = layout.normal(row)
-        return converted if isinstance(converted, Example) else recipe.to_example(converted)
+        if isinstance(converted, Example):
+            return converted
+        rejected = converted.pop("rejected", None)
+        example = recipe.to_example(converted)
+        return example if rejected is None else replace(example, rejected=tuple(rejected))
 
     return convert
 
 
-def _require_read(names: ColumnNames, columns: Sequence[str], fmt: str, source: str) -> None:
+def _layout_named(fmt: str, recipe: TaskRecipe) -> Layout:
+    """Return a layout by its name in `data.format`.
+
+    Raises:
+        DataError: it is one of pairs and the objective reads none, or the reverse.
+    """
+    layouts = layouts_of(recipe)
+    if fmt not in layouts:
+        problem = (
+            f"the objective compares two answers, and rows of the format {fmt} have one"
+            if recipe.pairs
+            else f"the format {fmt} is one of pairs, and objective: sft trains on one answer"
+        )
+        raise DataError(
+            problem,
+            code="E4822",
+            field="data.format",
+            help=f"for these rows write objective: {'sft' if recipe.pairs else 'dpo'}; with this objective the format "
+            f"is one of {', '.join(layouts)}, or auto",
+        )
+    return layouts[fmt]
+
+
+def _require_read(
+    names: ColumnNames, columns: Sequence[str], fmt: str, source: str, layouts: Mapping[str, Layout]
+) -> None:
     """Raise if the rows have another layout than the one to which the named columns belong, and so do not read them."""
     renamed = names.renamed(columns)
     layout = fmt
     if fmt == "auto":
-        layout = next((n for n, entry in LAYOUTS.items() if set(entry.columns) <= set(renamed)), fmt)
-    if layout not in LAYOUTS:
+        layout = next((n for n, entry in layouts.items() if set(entry.columns) <= set(renamed)), fmt)
+    if layout not in layouts:
         return
-    unread = [name for name in names.columns if name not in (*LAYOUTS[layout].columns, *OPTIONAL[layout])]
+    unread = [name for name in names.columns if name not in (*layouts[layout].columns, *OPTIONAL[layout])]
     if unread:
         raise DataError(
-            f"the rows are read as {layout} ({', '.join(LAYOUTS[layout].columns)}), which has no {unread[0]}",
+            f"the rows are read as {layout} ({', '.join(layouts[layout].columns)}), which has no {unread[0]}",
             code="E4143",
             path=source,
             field=f"data.columns.{unread[0]}",
@@ -346,8 +380,8 @@ def _require_values(row: Row, columns: Sequence[str]) -> None:
     for name in columns:
         if row.get(name) is None:
             present = [key for key, value in dict.items(row) if value is not None] if isinstance(row, dict) else []
-            other = any(set(layout.columns) <= set(present) for layout in LAYOUTS.values())
-            help_text = f"the row has {_listed(present)}: the rows of a file must have one layout" if other else None
+            other = any(set(layout.columns) <= set(present) for layout in (LAYOUTS | PAIR_LAYOUTS).values())
+            help_text = f"the row has {listed(present)}: the rows of a file must have one layout" if other else None
             raise DataError("missing", code="E4019", field=name, help=help_text)
 
 
@@ -444,26 +478,12 @@ def _prompt_example(row: Row, recipe: TaskRecipe) -> Example:
         return recipe.to_example(row)
     if row.get("input_ids") is not None and not any(row.get(name) is not None for name in PROMPT_COLUMNS):
         return example_from_tokens(row)
-    return recipe.to_example(_prompt_row(row))
-
-
-def _prompt_row(row: Row) -> dict[str, Any]:
-    if row.get("instruction") is not None and all(row.get(name) is None for name in PROMPTS):
-        return {"messages": _alpaca_prompt(row), "tools": tools_from_row(row)}
-    if row.get("messages") is not None:
-        messages = parse_messages(row["messages"], "messages")
-    elif row.get("conversations") is not None:
-        messages = parse_messages(*messages_from_sharegpt(row))
-    elif row.get("contents") is not None:
-        messages = _contents(row)
-    elif row.get("prompt") is not None:
-        messages = _turns(row["prompt"], "prompt", "user")
-    elif row.get("text") is not None:
-        return _text_row(row)
-    else:
-        help_text = "a row has messages, conversations, contents, prompt or instruction, or text to continue"
-        raise DataError(f"no prompt among the columns {_listed(list(row))}", code="E4021", help=help_text)
-    return {"messages": [*system_turn(row, messages), *messages], "tools": tools_from_row(row)}
+    layouts = PAIR_LAYOUTS.values()
+    if pair := next((pair for pair in layouts if all(row.get(name) is not None for name in pair.columns)), None):
+        converted = pair.normal(row)
+        assert not isinstance(converted, Example)
+        return recipe.to_example({**converted, "messages": converted["messages"][:-1]})
+    return recipe.to_example(prompt_row(row))
 
 
 def _convert(rows: Rows, convert: Callable[[RowWithPlace], Example], bad_rows: str) -> Examples:

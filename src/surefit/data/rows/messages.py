@@ -387,8 +387,12 @@ def _tool(value: Any, field: str) -> dict[str, Any]:
 
 def messages_from_sharegpt(row: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the messages of a ShareGPT row, not yet checked, and the field that their errors should name."""
-    turns = parse_json_list(row["conversations"], "conversations")
-    return [_sharegpt_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)], "conversations"
+    return sharegpt_turns(parse_json_list(row["conversations"], "conversations"), "conversations"), "conversations"
+
+
+def sharegpt_turns(turns: Sequence[Any], field: str) -> list[Message]:
+    """Return turns of from and value as messages, not yet checked."""
+    return [_sharegpt_turn(turn, f"{field}[{i}]") for i, turn in enumerate(turns)]
 
 
 def system_turn(row: Mapping[str, Any], messages: Sequence[Message] = ()) -> list[Message]:

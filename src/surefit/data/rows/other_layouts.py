@@ -9,13 +9,28 @@ from typing import TYPE_CHECKING
 from surefit.core.errors import DataError
 from surefit.core.sampling import evenly_spaced_indices
 from surefit.data.rows.messages import ROLES, SHAREGPT_ROLES
+from surefit.data.rows.pairs import PAIR_PROMPTS
 
 if TYPE_CHECKING:
     from surefit.data.read.load import Rows
 
 PREFERENCES = (
-    ("chosen", "rejected"), ("preferred_output", "non_preferred_output"), ("chosen_response", "rejected_response")
-)  # fmt: skip
+    ("chosen", "rejected"),
+    ("preferred_output", "non_preferred_output"),
+    ("chosen_response", "rejected_response"),
+    ("response_chosen", "response_rejected"),
+    ("chosen_answer", "rejected_answer"),
+    ("answer_chosen", "answer_rejected"),
+    ("chosen_output", "rejected_output"),
+    ("accepted", "rejected"),
+    ("preferred", "dispreferred"),
+    ("preferred", "rejected"),
+    ("better", "worse"),
+    ("best", "worst"),
+    ("winner", "loser"),
+    ("win", "lose"),
+    ("positive", "negative"),
+)
 """Columns of pairs of a better and a worse answer."""
 QUESTIONS = ("instruction", "prompt", "query", "question", "problem", "input", "user", "human", "input_text")
 ANSWERS = (
@@ -52,9 +67,8 @@ def suggest_layout(columns: Sequence[str]) -> str | None:
     'set data.columns: {prompt: query, completion: response}'
     """
     lower = {name.lower(): name for name in columns}
-    for better, worse in PREFERENCES:
-        if better in lower and worse in lower:
-            return _preference_advice(lower, lower[better])
+    if advice := _preference_advice(lower):
+        return advice
     if "conversation" in lower:
         return (
             "set data.columns: {messages: conversation} (turns of role and content) or {conversations: conversation} "
@@ -176,17 +190,48 @@ def _by_words(columns: Sequence[str], question: str | None, answer: str | None) 
     return question, answer
 
 
-def _preference_advice(lower: dict[str, str], better: str) -> str:
-    """Return advice for pairs of answers: they are not trained on; the better ones can be."""
-    if better == "preferred_output" and "input" in lower:
+def pair_columns(columns: Sequence[str]) -> dict[str, str]:
+    """Return `data.columns` for pairs of answers; empty where there is no better and worse answer among the columns.
+
+    >>> pair_columns(["query", "response_chosen", "response_rejected"])
+    {'chosen': 'response_chosen', 'rejected': 'response_rejected', 'prompt': 'query'}
+    """
+    lower = {name.lower(): name for name in columns}
+    answers = next(((lower[a], lower[b]) for a, b in PREFERENCES if a in lower and b in lower), None)
+    if answers is None or "preferred_output" in lower:
+        return {}
+    names = dict(zip(("chosen", "rejected"), answers, strict=True))
+    if not any(name in columns for name in PAIR_PROMPTS):
+        question = next((lower[name] for name in QUESTIONS if name in lower), None)
+        names |= {"prompt": question} if question is not None else {}
+    return _renamed(names)
+
+
+def suggest_pairs(columns: Sequence[str]) -> str | None:
+    """Return how to name the columns of pairs that have other names; None where they look like no pairs."""
+    names = pair_columns(columns)
+    return names_text({"columns": names}) if names else None
+
+
+def _preference_advice(lower: Mapping[str, str]) -> str | None:
+    """Return advice for rows of pairs, which no format of single answers reads; None for other rows."""
+    columns = list(lower.values())
+    answers = next(((lower[a], lower[b]) for a, b in PREFERENCES if a in lower and b in lower), None)
+    if answers is None and "completions" in lower and any(name in lower for name in PAIR_PROMPTS):
+        return "these are rows with several scored answers: to compare the best with the worst, write objective: dpo"
+    if answers is None:
+        return None
+    if answers[0].lower() == "preferred_output":
         return (
-            "these are rows of OpenAI's preference tuning (DPO), and SureFit does not train on pairs: to train on the "
-            "preferred answers, write input.messages followed by preferred_output as messages"
+            "these are pairs as OpenAI's preference tuning takes them: write objective: dpo; to train on the preferred "
+            "answers alone, write input.messages followed by preferred_output as messages"
         )
+    names = pair_columns(columns)
+    settings = f" and data.columns: {{{', '.join(f'{name}: {theirs}' for name, theirs in names.items())}}}"
     prompt = next((lower[name] for name in QUESTIONS if name in lower), None)
-    prompt = f" and {prompt} to prompt" if prompt not in (None, "prompt") else ""
-    target = f"completion{prompt}" if any(name in lower for name in QUESTIONS) else "messages"
+    alone = f"completion: {answers[0]}" if prompt else f"messages: {answers[0]}"
+    alone = f"prompt: {prompt}, {alone}" if prompt not in (None, "prompt") else alone
     return (
-        "these are preference pairs, and SureFit does not train on pairs: to train on the preferred answers, "
-        f"rename {better} to {target}"
+        f"these are pairs of a better and a worse answer: write objective: dpo{settings if names else ''}; to train on "
+        f"the better answers alone, set data.columns: {{{alone}}}"
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from surefit.data.rows.messages import is_trained_on
+from surefit.data.rows.pairs import pair_sides
 from surefit.facts.thinking import remove_reasoning, split_think_tags
 from surefit.task import Example
 
@@ -31,6 +32,9 @@ def convert_reasoning(example: Example, mode: str) -> Example:
     """Convert one example, like `apply_reasoning_mode`."""
     if mode == "keep":
         return example
+    if example.rejected is not None:
+        chosen, rejected = (convert_reasoning(side, mode) for side in pair_sides(example))
+        return replace(chosen, rejected=rejected.messages)
     return _dropped(example) if mode == "drop" else _only_last(example)
 
 

@@ -14,6 +14,7 @@ from surefit.core.errors import DataError
 from surefit.core.sampling import evenly_spaced
 from surefit.data.rows.layouts import Examples, bad_rows_error, prompt_position, split_eval, with_place
 from surefit.data.rows.messages import is_trained_on
+from surefit.data.rows.pairs import answer_sides
 from surefit.data.tokens.light_template import LightTemplate
 from surefit.data.tokens.pretokenized import require_known_tokens
 from surefit.data.tokens.turns import truncate_conversation
@@ -42,7 +43,7 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
     A token covers at least a byte, so an example of at most `max_length` bytes of text passes without a tokenizer. For
     longer ones the beginning is tokenized: its tokens are a lower bound of the example's.
     """
-    texts = [example_text(example, tokenizer) for example in examples]
+    texts = [max((example_text(side, tokenizer) for side in answer_sides(example)), key=len) for example in examples]
     sizes = [len(text.encode()) for text in texts]
     counted = ExampleFacts(
         examples=len(examples),

@@ -13,6 +13,7 @@ from surefit.core.errors import DataError, SureFitError
 from surefit.data.audit.sample import EXAMPLES, DetectorTally
 from surefit.data.rows.layouts import SKIP_ROWS_HELP, Examples, bad_rows_error, refusal_reasons, with_place
 from surefit.data.rows.other_templates import END, PROMPT, find_foreign_templates
+from surefit.data.rows.pairs import answer_sides
 from surefit.data.rows.reasoning import apply_reasoning_mode
 from surefit.data.rows.rendered_turns import LOST, UNCLOSED, TemplateLossFinder, unclosed_thoughts
 from surefit.data.rows.special_tokens import (
@@ -84,24 +85,31 @@ def check_template(
     for number in _spread(len(examples)):
         if (len(matches) >= LEAST or turns_left <= 0) and time.monotonic() - start > seconds:
             break
-        example = examples[number]
-        matches[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
-        matches[number] += find_foreign_templates(example, tokens.all)
-        if example.text is None and template and comparison:
-            rendered = truncate_conversation(
-                example if answers else _with_dummy_answer(example), max(turns_left // 4, FEWEST_TURNS)
-            )
-            turns_left -= count_rendered_turns(rendered)
-            try:
-                matches[number] += comparison.losses(rendered, template.segments(rendered))
-            except DataError as error:
-                refused[number] = with_place(error, examples.where[number])
+        matches[number] = []
+        for example in answer_sides(examples[number]):
+            found = [*tokens.sights(example), *unclosed_thoughts(example), *find_foreign_templates(example, tokens.all)]
+            if example.text is None and template and comparison and number not in refused:
+                rendered = truncate_conversation(
+                    example if answers else _with_dummy_answer(example), max(turns_left // 4, FEWEST_TURNS)
+                )
+                turns_left -= count_rendered_turns(rendered)
+                try:
+                    found += comparison.losses(rendered, template.segments(rendered))
+                except DataError as error:
+                    refused[number] = with_place(error, examples.where[number])
+            matches[number] += first_of_each(found, matches[number])
     tally = DetectorTally()
     for number in sorted(matches):
         for name, description in matches[number]:
             tally.add(name, number, description)
     observations = {name: tally.observation(name, len(matches), examples.where.__getitem__) for name in NAMES}
     return TemplateCheckResult(observations, dict(sorted(refused.items())))
+
+
+def first_of_each(found: Sequence[tuple[str, str]], counted: Sequence[tuple[str, str]] = ()) -> list[tuple[str, str]]:
+    """Return the matches whose names the other answer of the same row has not shown: a row counts once."""
+    names = {name for name, _ in counted}
+    return [(name, description) for name, description in found if name not in names]
 
 
 def special_tokens_from_facts(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:

@@ -116,7 +116,7 @@ def cache_key(examples: Examples, tokenizer: PreTrainedTokenizerBase, settings: 
     for example in examples:
         # Keys are not sorted: templates write them in their order.
         content: list[Any] = [example.messages, example.tools, example.text]
-        content += [part for part in (example.document, example.tokens) if part]
+        content += [part for part in (example.document, example.tokens, example.rejected) if part]
         digest.update(json.dumps(content, default=str).encode() + b"\n")
     return digest.hexdigest()[:40]
 

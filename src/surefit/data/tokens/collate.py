@@ -13,7 +13,9 @@ from surefit.data.tokens.cache import MASKED
 
 Item = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 """(input_ids, labels) of an example, as `TokenDataset` returns them."""
-OWN_KEYS = frozenset({"labels", "loss_rows", "targets", "padded"})
+UNREAD_KEYS = frozenset({"labels", "answer_targets", "reference_log_probs"})
+"""Keys of a micro batch that neither the model nor the cross-entropy reads."""
+OWN_KEYS = frozenset({*UNREAD_KEYS, "loss_rows", "targets", "padded"})
 """Keys of a micro batch for the training step; all others are the model's inputs."""
 
 
@@ -67,6 +69,23 @@ def collate_packed(items: Sequence[Item]) -> dict[str, Any]:
         "document_lengths": tuple(lengths),
     }
     return batch | build_loss_targets(batch["labels"])
+
+
+def describe_pairs(items: Sequence[Item], reference: npt.NDArray[Any] | None) -> dict[str, Any]:
+    """Return what an objective of pairs needs of a micro batch beside its tensors.
+
+    Args:
+        items: two examples of each pair, chosen and rejected.
+        reference: the reference's summed log-probabilities, (pairs, 2); None without a reference.
+
+    Returns:
+        answer_targets: for each example the number of tokens that the loss counts, a tuple of ints, because no step may
+        wait for a GPU to count; reference_log_probs, float32, of shape (pairs, 2), where there is a reference.
+    """
+    counts = tuple(int(np.count_nonzero(labels[1:] != MASKED)) for _, labels in items)
+    if reference is None:
+        return {"answer_targets": counts}
+    return {"answer_targets": counts, "reference_log_probs": torch.as_tensor(reference, dtype=torch.float32)}
 
 
 def build_loss_targets(labels: torch.Tensor) -> dict[str, torch.Tensor]:

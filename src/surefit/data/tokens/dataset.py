@@ -14,7 +14,7 @@ from surefit.core.progress import OnProgress, ignore_progress
 from surefit.data.rows.layouts import SKIP_ROWS_HELP, Examples, bad_rows_error, refusal_reasons, with_place
 from surefit.data.rows.shorten import shorten_document
 from surefit.data.tokens.cache import Encoded, TokenDataset, TokenizationStats, cache_key, open_cached, store_dataset
-from surefit.data.tokens.tokenize import BATCH, encode_turns, require_encodable
+from surefit.data.tokens.tokenize import BATCH, encode_pairs, encode_turns, require_encodable
 from surefit.facts.chat_template import TEMPLATE_DATE
 
 if TYPE_CHECKING:
@@ -33,8 +33,11 @@ def build_dataset(
     source: str = "data.train",
     cache: Path | None = None,
     on_progress: OnProgress = ignore_progress,
+    paired: bool = False,
 ) -> TokenDataset:
     """Tokenize the examples once: the result is stored in SureFit's cache under the hash of all that it depends on.
+
+    A pair becomes two consecutive token examples, chosen and rejected; both are kept, or both are left out.
 
     Args:
         examples: the result of `read_splits`.
@@ -47,6 +50,8 @@ def build_dataset(
         source: the rows' config key.
         cache: the directory of the cache; `core.env.cache_dir()` if None.
         on_progress: called after every batch with the examples done.
+        paired: the examples are pairs; then the counts of `TokenizationStats` are of pairs, and its tokens of both
+            answers.
 
     Raises:
         DataError: no example is left, one is too long and must not be or cannot be cut, or the template does not fit
@@ -57,15 +62,16 @@ def build_dataset(
     settings = {"max_length": max_length, "too_long": too_long, "date": TEMPLATE_DATE} | (
         {"skips": True} if skips else {}
     )
+    settings |= {"paired": True} if paired else {}
     key = cache_key(examples, tokenizer, settings)
     dataset = open_cached(key, cache)
     if dataset is None:
         cut: list[int] = []
         refused: dict[int, DataError] = {}
         encoded = encode_all(
-            examples, tokenizer, max_length, too_long, cut, refused if skips else None, source, on_progress
+            examples, tokenizer, max_length, too_long, cut, refused if skips else None, source, on_progress, paired
         )
-        arrays, stats = _select(encoded, examples, max_length, too_long, refused, source)
+        arrays, stats = _select(encoded, examples, max_length, too_long, refused, source, paired)
         dataset = store_dataset(key, cache, arrays, replace(stats, cut=len(cut)), refusal_reasons(refused))
     else:
         on_progress(len(examples), len(examples), "from the cache")
@@ -90,6 +96,7 @@ def encode_all(
     refused: dict[int, DataError] | None = None,
     source: str = "data.train",
     on_progress: OnProgress = ignore_progress,
+    paired: bool = False,
 ) -> Iterator[list[Encoded]]:
     """Yield the token examples of every example, documents cut if `too_long` says so; other long ones are included.
 
@@ -102,7 +109,7 @@ def encode_all(
     Raises:
         DataError: the template does not fit an example, or its document cannot be cut enough.
     """
-    encoded = _encode_whole(examples, tokenizer, refused, source, on_progress)
+    encoded = _encode_whole(examples, tokenizer, refused, source, on_progress, paired)
     if too_long.startswith("truncate"):
         return _shorten_documents(encoded, examples, tokenizer, max_length, too_long, cut)
     return encoded
@@ -114,19 +121,21 @@ def _encode_whole(
     refused: dict[int, DataError] | None,
     source: str,
     on_progress: OnProgress,
+    paired: bool,
 ) -> Iterator[list[Encoded]]:
+    encode = encode_pairs if paired else encode_turns
     total, tokens = len(examples), 0
     on_progress(0, total, "")
     for start in range(0, total, BATCH):
         batch = examples[start : start + BATCH]
         try:
-            encoded = encode_turns(tokenizer, batch)
+            encoded = encode(tokenizer, batch)
         except DataError:
             if refused is None:
                 problems = [*find_untokenizable(tokenizer, examples).values()]
                 raise bad_rows_error(problems, total, source, SKIP_ROWS_HELP) from None
             errors = find_untokenizable(tokenizer, examples.subset(range(start, start + len(batch))))
-            good = iter(encode_turns(tokenizer, [example for n, example in enumerate(batch) if n not in errors]))
+            good = iter(encode(tokenizer, [example for n, example in enumerate(batch) if n not in errors]))
             encoded = [[] if n in errors else next(good) for n in range(len(batch))]
             refused.update({start + n: error for n, error in errors.items()})
         tokens += sum(len(ids) for token_examples in encoded for ids, _ in token_examples)
@@ -205,25 +214,27 @@ def _select(
     too_long: str,
     refused: Mapping[int, DataError],
     source: str,
+    paired: bool = False,
 ) -> tuple[list[tuple[Any, Any]], TokenizationStats]:
     """Return the examples to train on as arrays (int32 ids, uint8 mask), and the stats with the counts of the
-    others."""
-    kept, overlong, unsupervised = [], [], 0
-    longest = 0
-    for index, (ids, supervised) in (
-        (index, encoded_example) for index, token_examples in enumerate(encoded) for encoded_example in token_examples
+    others: of token examples, or of pairs of them, of which both are kept or none."""
+    kept: list[list[tuple[Any, Any]]] = []
+    overlong, unsupervised, longest = [], 0, 0
+    for index, group in (
+        (index, group)
+        for index, token_examples in enumerate(encoded)
+        for group in ([token_examples] if paired and token_examples else [[each] for each in token_examples])
     ):
-        longest = max(longest, len(ids))
-        if len(ids) > max_length:
+        most = max(len(ids) for ids, _ in group)
+        longest = max(longest, most)
+        if most > max_length:
             overlong.append(
-                DataError(
-                    f"{len(ids):,} tokens, over max_length {max_length:,}", code="E4007", path=examples.where[index]
-                )
+                DataError(f"{most:,} tokens, over max_length {max_length:,}", code="E4007", path=examples.where[index])
             )
-        elif not any(supervised):
+        elif not all(any(supervised) for _, supervised in group):
             unsupervised += 1
         else:
-            kept.append((np.array(ids, np.int32), np.array(supervised, np.uint8)))
+            kept.append([(np.array(ids, np.int32), np.array(supervised, np.uint8)) for ids, supervised in group])
     way_out = f"set data.max_length to {longest} or more, or data.too_long to drop"
     if overlong and too_long == "error":
         raise bad_rows_error(overlong, len(overlong) + len(kept) + unsupervised, source, way_out)
@@ -237,13 +248,14 @@ def _select(
             field="data.max_length",
             help=f"set data.max_length to {longest} or more, as far as the model's context allows",
         )
-    return kept, TokenizationStats(
+    arrays = [array for group in kept for array in group]
+    return arrays, TokenizationStats(
         rows=len(examples) - len(refused),
         kept=len(kept),
         dropped_too_long=len(overlong),
         dropped_unsupervised=unsupervised,
-        tokens=sum(len(ids) for ids, _ in kept),
-        supervised_tokens=sum(int(mask.sum()) for _, mask in kept),
-        longest=max(len(ids) for ids, _ in kept),
+        tokens=sum(len(ids) for ids, _ in arrays),
+        supervised_tokens=sum(int(mask.sum()) for _, mask in arrays),
+        longest=max(len(ids) for ids, _ in arrays),
         split=len(kept) + len(overlong) + unsupervised - (len(examples) - len(refused)),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from surefit.core.errors import DataError, SureFitError
@@ -21,7 +21,7 @@ from surefit.data.rows.rendered_turns import Segments
 from surefit.data.rows.sample_checks import example_text, load_tokenizer_file, mean_token_examples
 from surefit.data.rows.unread_fields import find_read_columns
 from surefit.data.tokens.light_template import LightTemplate, light_template
-from surefit.data.tokens.turns import Segment, count_rendered_turns
+from surefit.data.tokens.turns import Segment, answers_of, count_rendered_turns
 from surefit.facts.tokenizer import TokenizerFacts, begins_texts
 from surefit.task import Example
 
@@ -158,7 +158,12 @@ class _Counter:
         self._piecewise = newline + letter == pair  # otherwise a text's first token depends on being the first
 
     def lengths(self, example: Example) -> list[int]:
-        """Return the tokens of each token example of an example."""
+        """Return the tokens of each token example of an example: of a pair those of both answers."""
+        if example.rejected is not None:
+            try:
+                return [length for answer in answers_of(example) for length in self.lengths(answer)]
+            except DataError:  # reported where rows are checked
+                return self.lengths(replace(example, rejected=None))
         if example.tokens:
             return [len(example.tokens[0])]
         if example.text is not None:  # training adds a missing end-of-text token

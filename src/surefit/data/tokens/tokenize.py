@@ -19,7 +19,7 @@ from surefit.core.gc_pause import pause_gc
 from surefit.data.rows.special_tokens import SpecialTokens, build_special_tokens
 from surefit.data.tokens.cache import Encoded
 from surefit.data.tokens.pretokenized import require_known_tokens
-from surefit.data.tokens.turns import Segment, build_template_refusal, plan_renderings, split_segments
+from surefit.data.tokens.turns import Segment, answers_of, build_template_refusal, plan_renderings, split_segments
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.facts.named_templates import template_for
 from surefit.facts.thinking import TemplateReasoning, message_as_template_reads, probe_template_reasoning
@@ -229,13 +229,39 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
     ]
 
 
+def encode_pairs(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[Encoded]]:
+    """Return two token examples of each pair, chosen and rejected, each tokenized as any conversation.
+
+    Raises:
+        DataError: as `encode_turns` and `answers_of`; and where the chat template writes the prompt before the two
+            answers differently.
+    """
+    encoded = iter(encode(tokenizer, [answer for example in examples for answer in answers_of(example)]))
+    pairs = [[next(encoded), next(encoded)] for _ in examples]
+    for pair in pairs:
+        starts = [supervised.index(True) if any(supervised) else len(ids) for ids, supervised in pair]
+        prompts = [ids[:start] for (ids, _), start in zip(pair, starts, strict=True)]
+        if prompts[0] != prompts[1]:
+            raise DataError(
+                f"the chat template writes another prompt before the chosen answer ({starts[0]} tokens) than before "
+                f"the rejected one ({starts[1]} tokens)",
+                code="E4860",
+                field="rejected",
+                help="give both answers the same form, with reasoning or without (data.thinking: drop)",
+            )
+    return pairs
+
+
 def require_encodable(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> None:
     """Raise if conversations or token ids cannot be encoded; nothing is tokenized.
 
     Raises:
         DataError, ModelError: as `encode_turns` for conversations and for token ids.
     """
-    _all_segments([e for e in examples if e.text is None], tokenizer)
+    whole = [e for e in examples if e.text is None and e.rejected is None]
+    _all_segments(whole, tokenizer)
+    if pairs := [e for e in examples if e.rejected is not None]:
+        encode_pairs(tokenizer, pairs)
     for example in examples:
         if example.tokens:
             _encode_pretokenized(example.tokens, len(tokenizer))

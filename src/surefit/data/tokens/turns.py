@@ -76,6 +76,27 @@ def truncate_conversation(example: Example, limit: int) -> Example:
     return replace(example, messages=example.messages[:kept_turns]) if kept_turns else example
 
 
+def answers_of(example: Example) -> tuple[Example, Example]:
+    """Return a pair as two conversations, with the chosen and with the rejected answer: of each only the last turn is
+    supervised, because the turns before it are the same in both.
+
+    Raises:
+        DataError: the rejected conversation has another prompt, or one of both does not end with an answer.
+    """
+    chosen, rejected = example.messages, example.rejected or ()
+    if chosen[:-1] != rejected[:-1] or any(
+        not turns or turns[-1]["role"] != "assistant" for turns in (chosen, rejected)
+    ):
+        raise DataError(
+            "the chosen and the rejected conversation differ before their last turn, or do not end with an answer",
+            code="E4841",
+            field="rejected",
+            help="a pair is two answers of the assistant to the same turns",
+        )
+    prompt = tuple(turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in chosen[:-1])
+    return Example((*prompt, chosen[-1]), example.tools), Example((*prompt, rejected[-1]), example.tools)
+
+
 def split_segments(
     example: Example, rendered: Mapping[Rendering, str], ends: Mapping[str, str] | None = None
 ) -> list[list[Segment]]:

@@ -3,7 +3,7 @@
 FAMILIES = {
     "ADP": "adapter",
     "ARG": "arguments",
-    "AUD": "audit audit_texts audit_tasks audit_rendering",
+    "AUD": "audit audit_texts audit_tasks audit_rendering audit_pairs",
     "BAT": "batch",
     "CFG": "config",
     "CKP": "checkpoint",

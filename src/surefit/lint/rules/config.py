@@ -16,7 +16,7 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
 from surefit.lint.engine import all_rules
-from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
+from surefit.lint.rule import ConfigFix, Finding, LintContext, find_refused_combinations, rule
 
 
 @rule("CFG001", "output-is-input", severity="error")
@@ -306,3 +306,30 @@ def fused_kernels_not_there(
             message=f"fused kernels need {package}{specifier}, but {state} installed",
             help=f"{install_extra('kernels')}; or set it to auto",
         )
+
+
+@rule("CFG009", "objective-excludes-setting", severity="error", suppressible=False)
+def objective_excludes_setting(context: LintContext, config: SureFitConfig) -> Iterator[Finding]:
+    """The objective cannot be combined with another setting.
+
+    ## What it does
+    With an objective of pairs (dpo, orpo, simpo), looks for a parallel mode other than ddp, for documents that are cut
+    (`data.too_long: truncate`) and for `data.tokenized`; with dpo, which has a reference, also for `lora.lora_dropout`
+    above 0 and for `train.neftune_noise_alpha`.
+
+    ## Why it is bad
+    The other modes have not been shown to train pairs as one process does. A document that is cut for the longer answer
+    is not the prompt of the shorter one. Dropout and noise change the model's log-probabilities, and not the
+    reference's: the rewards are then not 0 at the start, so that nothing shows whether the reference is right.
+
+    ## Example
+    `objective: dpo` with `lora: {lora_dropout: 0.05}`.
+
+    ## Fix
+    The finding says what to change.
+
+    ## Evidence
+    `config/capabilities.py` has a reason for each row. TRL's `DPOConfig.disable_dropout` turns dropout off, too; the
+    DPO paper's closed form of the first loss, ln 2, holds only without it.
+    """
+    yield from find_refused_combinations(context, config, "CFG009")

@@ -1,0 +1,199 @@
+"""The stored reference: the log-probabilities of a run's pairs under the model as it is before the first step.
+
+One forward pass over the pairs that the run will see, with the very model that is about to be trained: new factors are
+still zero, an adapter that is continued is in place. So the reference is the start of the run by construction, for
+LoRA, a continued adapter, full fine-tuning and quantized weights alike, and no second model is held.
+
+RUN/reference.safetensors    train  (pairs, 2) float32  chosen and rejected, in nats; NaN for pairs that no step sees
+                             eval   (held-out pairs, 2)
+                             metadata: {"key": …}, the hash of all that the numbers depend on
+
+The pass goes through the micro batches of the steps, so that a step sees numbers that were computed from the same
+tensors. It is saved from time to time, and a run that was killed meanwhile continues it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+import torch
+from safetensors import SafetensorError, safe_open
+
+from surefit.core.errors import GateError
+from surefit.core.rundir import write_atomic
+from surefit.model.identity import tensor_sha256
+from surefit.parallel.engine import Engine
+from surefit.parallel.process_group import all_gather, run_on_rank0
+from surefit.train.batches import MicroBatcher
+from surefit.train.loss import token_losses
+from surefit.train.objectives.pairs import sum_answers
+from surefit.train.sampler import DatasetFingerprint
+
+SAVED_EVERY = 256
+"""Pairs between two saves of a pass; at least a hundredth of all pairs."""
+
+References = dict[str, npt.NDArray[np.float32]]
+"""The tensors of the file: train and eval."""
+
+
+def reference_key(model: torch.nn.Module, dtype: str, survey: DatasetFingerprint, held_out: DatasetFingerprint) -> str:
+    """Return the hash of all that a reference depends on: every weight of the model at step 0 (the base's, the
+    adapter's), the dtype of the computation, and the tokens of all pairs. About a second per GB of weights."""
+    # Without names: switches that rename modules, such as compiled layers, may change on resume.
+    weights = sorted(tensor_sha256(tensor) for tensor in model.parameters())
+    return hashlib.sha256(json.dumps([dtype, survey.sha256, held_out.sha256, weights]).encode()).hexdigest()
+
+
+def switch_off_dropout(model: torch.nn.Module) -> int:
+    """Set the dropout of the model's own modules to 0, as the reference has none; return how many had some."""
+    found = 0
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
+            module.p, found = 0.0, found + 1
+        elif isinstance(getattr(module, "attention_dropout", None), float) and module.attention_dropout:
+            module.attention_dropout, found = 0.0, found + 1  # type: ignore[assignment]
+    return found
+
+
+class StoredReference:
+    """The reference of one run.
+
+    Args:
+        path: its file.
+        key: from `reference_key`.
+        train, held_out: the batchers; each gets its numbers.
+        steps: optimizer steps of the run.
+        engine: distributes the pass over processes; the first one writes.
+    """
+
+    def __init__(
+        self, path: Path, key: str, train: MicroBatcher, held_out: MicroBatcher, steps: int, engine: Engine
+    ) -> None:
+        self.path, self.key, self.steps, self.engine = path, key, steps, engine
+        self.batchers = {"train": train, "eval": held_out}
+        self.values: References = {
+            name: np.full((batcher.examples, 2), np.nan, np.float32) for name, batcher in self.batchers.items()
+        }
+
+    def load(self) -> str:
+        """Read the file; return "found", or "absent", "damaged" or "another" where there is none for this run."""
+        state, values = run_on_rank0(self.engine.world, self._read)
+        if state == "found":
+            self.values = values
+        return state
+
+    def _read(self) -> tuple[str, References]:
+        if not self.path.exists():
+            return "absent", {}
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                key = (file.metadata() or {}).get("key")
+                values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError):
+            return "damaged", {}
+        if key != self.key:
+            return "another", {}
+        fits = {name: array.shape for name, array in values.items()} == {n: a.shape for n, a in self.values.items()}
+        return ("found", values) if fits else ("damaged", {})
+
+    def missing(self) -> int:
+        """Return the number of pairs that the run needs and the file lacks."""
+        return sum(len(micro) for _, micro in self._pending())
+
+    def _pending(self) -> Iterator[tuple[str, list[int]]]:
+        """Yield the micro batches with a pair that is not known yet, in the order of the steps, then the held-out
+        ones."""
+        train, seen = self.batchers["train"], _known(self.values["train"])
+        for step in range(self.steps):
+            if seen.all():
+                break
+            for micro in train.of_step(step):
+                if not seen[micro].all():
+                    seen[micro] = True
+                    yield "train", micro
+        held_out, known = self.batchers["eval"], _known(self.values["eval"])
+        yield from (("eval", micro) for micro in held_out.cut(range(held_out.examples)) if not known[micro].all())
+
+    def compute(
+        self,
+        model: torch.nn.Module,
+        chunked: bool,
+        stop: Callable[[], bool],
+        on_progress: Callable[[int], None] = lambda done: None,
+    ) -> bool:
+        """Compute what is missing, and save it; return False if `stop` asked to leave before the end, with what is
+        done saved.
+
+        Args:
+            model: as it is before the first step; its mode is restored.
+        """
+        was_training = model.training
+        model.eval()
+        try:
+            return self._compute(model, chunked, stop, on_progress)
+        finally:
+            model.train(was_training)
+
+    @torch.no_grad()
+    def _compute(
+        self, model: torch.nn.Module, chunked: bool, stop: Callable[[], bool], on_progress: Callable[[int], None]
+    ) -> bool:
+        pending = list(self._pending())
+        total = sum(len(micro) for _, micro in pending)
+        block, done, unsaved = max(SAVED_EVERY, total // 100), 0, 0
+        ranks, rank = self.engine.data_size, self.engine.data_rank
+        for start in range(0, len(pending), ranks):
+            group = pending[start : start + ranks]
+            mine = [self._measure(model, *group[rank], chunked)] if rank < len(group) else []
+            parts = all_gather(mine, self.engine.world) if ranks > 1 else [mine]
+            for (name, micro), part in zip(group, parts, strict=False):
+                self._fill(name, micro, part[0])
+            done, unsaved = done + sum(len(m) for _, m in group), unsaved + sum(len(m) for _, m in group)
+            asked = stop()
+            if asked or unsaved >= block or start + ranks >= len(pending):
+                self._write()
+                unsaved = 0
+            on_progress(done)
+            if asked and done < total:
+                return False
+        return True
+
+    def _measure(self, model: torch.nn.Module, name: str, micro: list[int], chunked: bool) -> npt.NDArray[np.float32]:
+        batch = self.batchers[name].make(micro)
+        losses, _ = token_losses(model, batch, chunked)
+        values: npt.NDArray[np.float32] = sum_answers(-losses, batch).log_probs.float().cpu().numpy()
+        if not np.isfinite(values).all():
+            pair = micro[int(np.argmin(np.isfinite(values).all(axis=1)))]
+            raise GateError(
+                f"the log-probability of an answer is not finite under the model before the first step: pair {pair}",
+                code="E5842",
+                field="model.dtype",
+                help="the base model overflows on these tokens: try bfloat16 or float32; no step was taken",
+            )
+        return values
+
+    def _fill(self, name: str, micro: list[int], values: npt.NDArray[np.float32]) -> None:
+        """Take over what is not known yet: a later micro batch may repeat a pair, padded otherwise."""
+        for pair, value in zip(micro, values, strict=True):
+            if np.isnan(self.values[name][pair]).any():
+                self.values[name][pair] = value
+
+    def _write(self) -> None:
+        content = safetensors.numpy.save(self.values, {"key": self.key})
+        run_on_rank0(self.engine.world, lambda: write_atomic(self.path, content))
+
+    def hand_out(self) -> None:
+        """Give the batchers their numbers."""
+        for name, batcher in self.batchers.items():
+            batcher.reference = self.values[name]
+
+
+def _known(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+    """Return which pairs have both of their numbers."""
+    return np.asarray(~np.isnan(values).any(axis=1), dtype=np.bool_)

@@ -1,0 +1,56 @@
+"""The plan of a run on pairs: the memory of a step is that of twice as many rows, and the reference pass takes time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from surefit.config.schema import LoraSection, ObjectiveSection
+from surefit.plan.build_plan import build_plan
+from surefit.plan.planner import Planner
+from surefit.plan.simulate import simulate_memory
+from surefit.plan.step_config import StepConfig
+from surefit.stages.run_context import load_run_context
+
+CONFIG = LlamaConfig(
+    vocab_size=8_192, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2,
+)  # fmt: skip
+SFT = StepConfig(CONFIG, "bfloat16", LoraSection(r=4), 8, 256, packed=True, micro_batches=2, evaluates=False)
+
+
+@pytest.mark.parametrize("name", ["dpo", "orpo"])
+@pytest.mark.parametrize("changes", [{}, {"adapter": None}, {"packed": False, "padded": True}], ids=str)
+def test_a_step_of_pairs_needs_the_memory_of_its_sequences(name: Any, changes: dict[str, Any]) -> None:
+    """The tokens' losses are a few numbers more than their sum; the head's gradient is made one pass later."""
+    rows = replace(SFT, **changes)
+    alone = simulate_memory(rows, merge=False)
+    pairs = simulate_memory(replace(rows, objective=ObjectiveSection(name=name, beta=0.1)), merge=False)
+    assert pairs.allocated == pytest.approx(alone.allocated, rel=0.02)
+
+
+def test_the_plan_has_the_reference_pass(tmp_path: Path) -> None:
+    parts = {}
+    for objective in ("dpo", "orpo"):
+        path = tmp_path / f"{objective}.yaml"
+        path.write_text(
+            "model: {name_or_path: surefit/nano}\ndata: {train: surefit/shorter-answers, eval: 0.2, max_length: 128}\n"
+            f"objective: {objective}\ntrain: {{global_batch_size: 16}}\nhardware: {{gpu: h100}}\noutput_dir: runs/x\n",
+            encoding="utf-8",
+        )
+        found = load_run_context(path)
+        assert found.resolved is not None
+        assert found.model is not None
+        assert found.hardware is not None
+        plan = build_plan(found.resolved, found.model, found.hardware, 400, planner=Planner(found.model))
+        assert plan["estimate"]["tokens"] == 2 * plan["estimate"]["micro_batch"] * plan["estimate"]["length"]
+        assert plan["estimate"]["not_simulated"] is None
+        parts[objective] = plan["time"]["parts"]
+    assert "reference" not in parts["orpo"]
+    assert 0 < parts["dpo"]["reference"] < parts["dpo"]["steps"]
+    # One epoch: a forward pass over the same pairs as the steps and the held-out ones, each of which is measured again.
+    assert parts["dpo"]["reference"] == pytest.approx(parts["dpo"]["evaluations"] / 4 * 5, rel=0.3)
