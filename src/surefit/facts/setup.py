@@ -33,7 +33,7 @@ class Setup:
     """Settings of a training run. Every value is None (or empty) where the file does not state it.
 
     Attributes:
-        tool: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, openai, slurm, python or
+        tool: surefit, axolotl, llamafactory, swift, trl, accelerate, deepspeed, peft, openai, slurm, python or
             requirements.
         places: attribute → where it is set; `name` is the key to use in messages.
         gone: keys that the tool no longer accepts → what to write instead; each has its place.

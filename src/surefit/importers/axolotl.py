@@ -179,8 +179,7 @@ def _objective(draft: ConfigDraft) -> None:
             ToolObjective(
                 OBJECTIVES[kind], "rl", loss, "dpo_loss_type" if losses and kind == "dpo" else None,
                 beta=ToolNumber(betas, 0.1), margin=ToolNumber(("simpo_gamma",)),
-                smoothing=ToolNumber(("dpo_label_smoothing",) if kind == "dpo" else (), 0.0), sft_weight=sft,
-                likelihood_on="all",
+                sft_weight=sft, likelihood_on="all",
             ),
         )  # fmt: skip
         start = draft.flat.get("lora_model_dir")

@@ -200,7 +200,7 @@ def _objective(draft: ConfigDraft) -> ToolObjective | None:
         beta=ToolNumber(("pref_beta",), 0.1),
         margin=ToolNumber(("simpo_gamma",), 0.5),
         smoothing=ToolNumber(("dpo_label_smoothing",), 0.0),
-        sft_weight=ToolNumber(("pref_ftx",) if not alone else (), 0.0),
+        sft_weight=ToolNumber(("pref_ftx",), 0.0),
     )
 
 

@@ -175,6 +175,8 @@ def _draft(call: ScriptCall, path: Path, judge: TargetReleases) -> ConfigDraft:
         tool, path, {key: value for key, value in (values | names_only).items() if key not in early_keys}, call.lines
     )
     draft.read_all()
+    if call.kind == "DPOConfig" and judge.reaches("trl", trl.DPO_WITHOUT):
+        trl.mark_unread_by_dpo(draft)
     for key in tool.deprecated.keys() & call.given.keys() - values.keys():  # whatever its value is
         draft.deprecated[key] = tool.deprecated[key]
     draft.problems += [_too_early(call, key, path, judge) for key in sorted(early_keys)]

@@ -125,6 +125,8 @@ def _stage(draft: ConfigDraft) -> None:
         draft.whole_run = False
         for key in stages:
             draft.lose(key, OTHERWISE)
+    if TargetReleases(*read_project_requirements(draft.path)).reaches("trl", DPO_WITHOUT):
+        mark_unread_by_dpo(draft)
     _dropout(draft)
     _command(draft)
     for key in filter(draft.says, sorted(TRL_LAUNCHER)):
@@ -146,6 +148,24 @@ def _dropout(draft: ConfigDraft) -> None:
     rate = draft.setup.get("lora_dropout", 0.05 if draft.flat.get("use_peft") is True else None)
     if draft.flat.get("disable_dropout") is False and rate:
         draft.say("active_dropout", rate, "disable_dropout")
+
+
+DPO_WITHOUT = ">=0.29"
+"""The releases whose DPOTrainer accepts padding_free and label_smoothing, and mostly uses neither."""
+SMOOTHED = ("robust", "exo_pair", "aot")
+"""Parts of the names of the losses that read label_smoothing (TRL 0.29 to 1.16, trainer/dpo_trainer.py)."""
+
+
+def mark_unread_by_dpo(draft: ConfigDraft) -> None:
+    """Note the arguments of DPOConfig that DPOTrainer does not use."""
+    if draft.setup.get("objective") != "dpo":
+        return
+    if draft.flat.get("padding_free") is True:
+        draft.without_effect(["padding_free"], "DPOTrainer pads all the same (huggingface/trl#7014)")
+    loss = draft.setup["objective_loss"]
+    if draft.flat.get("label_smoothing") and not any(name in loss for name in SMOOTHED):
+        reason = f"the loss {loss} does not read it; write loss_type: robust for pairs that may be swapped"
+        draft.without_effect(["label_smoothing"], reason)
 
 
 NAMED_BY = ("output_dir", "hub_model_id", "run_name")
@@ -195,10 +215,9 @@ def find_objective(flat: Mapping[str, Any], names: Collection[str], kind: str | 
     if kind is None and word not in ("dpo", "ipo"):
         return None
     loss, likelihood = split_losses(losses, flat.get("loss_weights"))
-    smoothing = ToolNumber(("label_smoothing",), 0.0)
     loss_key = "loss_type" if "loss_type" in keys else None
     return ToolObjective(
-        "dpo", key, loss, loss_key, beta, smoothing=smoothing, sft_weight=ToolNumber((), likelihood), defaults=rate
+        "dpo", key, loss, loss_key, beta, sft_weight=ToolNumber((), likelihood), defaults=rate
     )
 
 
