@@ -139,7 +139,7 @@ def test_an_import_overwrites_nothing(surefit: Surefit, axolotl: Path, tmp_path:
 @pytest.mark.parametrize(
     ("text", "needle"),
     [
-        ('{"zero_optimization": {"stage": 2}}', "describes no whole supervised run"),
+        ('{"zero_optimization": {"stage": 2}}', "describes no whole run that SureFit trains"),
         ("base_model: a\nrl: dpo\ndatasets: [{path: b}]\n", "rl: dpo"),
         ("foo: 1\n", "not a file of a tool that SureFit knows"),
         ("base_model: [1\n", "not valid YAML"),

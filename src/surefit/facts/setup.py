@@ -89,7 +89,7 @@ class Setup:
         preferences: the run learns from preferences, rewards or another model, not from given answers.
         objective: dpo, orpo, simpo, cpo, kto or reward, where the run learns from preferences in one of these ways.
         objective_loss: the form of dpo's loss: sigmoid, ipo, sigmoid_norm, hinge…
-        beta: strength of the preference term; target_margin: SimPO's γ, in units of the reward.
+        beta: strength of the preference term; target_margin: SimPO's gamma, in units of the reward.
         label_smoothing: share of the pairs that dpo takes to be swapped.
         starts_from: the adapter that training continues from.
         reference: what dpo and kto compare the model with, as text; reference_is_start: whether that is the model as
@@ -264,7 +264,8 @@ _KEYS = {
     "packing": "data.packing", "epochs": "train.num_train_epochs", "max_steps": "train.max_steps",
     "objective": "objective.name", "objective_loss": "objective.loss_type", "beta": "objective.beta",
     "target_margin": "objective.gamma_beta_ratio", "label_smoothing": "objective.label_smoothing",
-    "starts_from": "lora.start_from", "optimizer": "train.optim", "learning_rate": "train.learning_rate", "warmup_steps": "train.warmup_steps",
+    "starts_from": "lora.start_from",
+    "optimizer": "train.optim", "learning_rate": "train.learning_rate", "warmup_steps": "train.warmup_steps",
     "micro_batch": "train.per_device_train_batch_size", "global_batch": "train.global_batch_size",
     "gradient_checkpointing": "train.gradient_checkpointing", "save_steps": "checkpoint.save_steps",
     "eval_steps": "checkpoint.save_steps", "save_total_limit": "checkpoint.save_total_limit",

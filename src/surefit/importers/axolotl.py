@@ -14,7 +14,14 @@ from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS, key_replacements
 from surefit.importers.paths import count_rows
-from surefit.importers.preferences import OTHERWISE, ToolNumber, ToolObjective, map_objective, note_reference, split_losses
+from surefit.importers.preferences import (
+    OTHERWISE,
+    ToolNumber,
+    ToolObjective,
+    map_objective,
+    note_reference,
+    split_losses,
+)
 
 LORA_KEYS = (
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear",

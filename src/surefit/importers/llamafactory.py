@@ -16,7 +16,12 @@ from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4, key_replacements
 from surefit.importers.paths import first_rows
 from surefit.importers.preferences import (
-    OTHERWISE, OWN_REFERENCE, ToolNumber, ToolObjective, map_objective, note_reference,
+    OTHERWISE,
+    OWN_REFERENCE,
+    ToolNumber,
+    ToolObjective,
+    map_objective,
+    note_reference,
 )  # fmt: skip
 
 LORA_KEYS = (

@@ -52,8 +52,8 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "SureFit's section objective has no such setting",
-        "=rl rl_ rlhf_ dpo orpo simpo pref_ ref_ cpo_ ld_alpha =beta =label_smoothing precompute_ref discopop divergence "
-        "loss_weights use_weighting",
+        "=rl rl_ rlhf_ dpo orpo simpo pref_ ref_ cpo_ ld_alpha =beta =label_smoothing precompute_ref discopop "
+        "divergence loss_weights use_weighting",
     ),
     (
         "SureFit trains with AdamW on the mean loss of the answers",

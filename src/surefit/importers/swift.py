@@ -14,7 +14,13 @@ from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import SWIFT, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4, key_replacements
 from surefit.importers.preferences import (
-    OTHERWISE, OWN_REFERENCE, ToolNumber, ToolObjective, map_objective, note_reference, split_losses,
+    OTHERWISE,
+    OWN_REFERENCE,
+    ToolNumber,
+    ToolObjective,
+    map_objective,
+    note_reference,
+    split_losses,
 )  # fmt: skip
 
 LORA_KEYS = ("lora_rank", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
@@ -46,7 +52,7 @@ def _side(value: Any) -> Any:
 
 
 def _loss_on(value: Any) -> Any:
-    return LOSS_SCALES.get(value, c.UNSET)
+    return LOSS_SCALES.get(str(value), c.UNSET)
 
 
 KEYS = hf.KEYS | {
@@ -105,7 +111,7 @@ def _batch(draft: ConfigDraft) -> None:
     if "micro_batch" not in draft.setup:
         draft.say("micro_batch", 1, "per_device_train_batch_size")
     if "accumulation" not in draft.setup and "gradient_accumulation_steps" not in draft.refused:
-        draft.say("accumulation", math.ceil(BATCH / draft.setup["micro_batch"]), "gradient_accumulation_steps")
+        draft.say("accumulation", math.ceil(BATCH / max(1, draft.setup["micro_batch"])), "gradient_accumulation_steps")
 
 
 def _evaluation(draft: ConfigDraft) -> None:
@@ -222,6 +228,10 @@ def _objective(draft: ConfigDraft) -> None:
     kind = draft.flat.get("rlhf_type")
     if kind is None:
         return
+    if "rlhf_type" in draft.refused:
+        draft.whole_run = False
+        return
+    kind = str(kind)
     names = {"dpo": "dpo", "orpo": "orpo", "simpo": "simpo", "kto": "kto", "rm": "reward", "cpo": "cpo"}
     if kind not in names:
         draft.whole_run = False

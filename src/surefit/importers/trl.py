@@ -17,7 +17,12 @@ from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES, key_replacements
 from surefit.importers.preferences import (
-    OTHERWISE, ToolNumber, ToolObjective, map_objective, note_reference, split_losses,
+    OTHERWISE,
+    ToolNumber,
+    ToolObjective,
+    map_objective,
+    note_reference,
+    split_losses,
 )  # fmt: skip
 from surefit.importers.releases import NAMES, TargetReleases, release_table
 from surefit.importers.requirements import read_project_requirements
@@ -216,9 +221,7 @@ def find_objective(flat: Mapping[str, Any], names: Collection[str], kind: str | 
         return None
     loss, likelihood = split_losses(losses, flat.get("loss_weights"))
     loss_key = "loss_type" if "loss_type" in keys else None
-    return ToolObjective(
-        "dpo", key, loss, loss_key, beta, sft_weight=ToolNumber((), likelihood), defaults=rate
-    )
+    return ToolObjective("dpo", key, loss, loss_key, beta, sft_weight=ToolNumber((), likelihood), defaults=rate)
 
 
 def _cpo(flat: Mapping[str, Any], key: str, beta: ToolNumber, rate: Mapping[str, tuple[str, Any]]) -> ToolObjective:

@@ -72,13 +72,18 @@ _UNTUNED = re.compile(
 def remaining_gradient(beta: float, margin: float, lead: float = 1.0) -> float:
     """Return the share of a pair's gradient that is left once the chosen answer leads by `lead` nats per token.
 
-    SimPO's loss (Meng et al. 2024, arXiv 2405.14734) is -log σ(β·lead - γ), with both answers' mean log-probabilities;
-    its gradient is weighted with σ(γ - β·lead). Length-normalized DPO is the same with γ = 0.
+    SimPO's loss (Meng et al. 2024, arXiv 2405.14734) is -log sigmoid(beta * lead - gamma), where the lead is
+    the difference of both answers' mean log-probabilities; its gradient is weighted with sigmoid(gamma - beta * lead).
+    Length-normalized DPO is the same with gamma = 0.
 
     >>> round(remaining_gradient(0.1, 0.5), 3), round(remaining_gradient(2.5, 1.375), 3)
     (0.962, 0.307)
     """
-    return (1 + math.exp(-margin)) / (1 + math.exp(beta * lead - margin))
+    return _sigmoid(margin - beta * lead) / _sigmoid(margin)
+
+
+def _sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(min(700.0, max(-700.0, -value))))
 
 
 def _method(setup: Setup) -> str | None:
@@ -239,8 +244,8 @@ def preference_epochs(setup: Setup) -> Iterator[Finding]:
     if watched and not bounded and setup.epochs is not None and setup.epochs > EPOCHS:
         yield Finding(
             field="epochs",
-            message=f"{setup.name('epochs')} is {setup.epochs:g}: after one or two passes over the pairs {_call(setup)} "
-            "lowers the likelihood of both answers",
+            message=f"{setup.name('epochs')} is {setup.epochs:g}: after one or two passes over the pairs "
+            f"{_call(setup)} lowers the likelihood of both answers",
             help="write 1",
         )
 
@@ -353,8 +358,8 @@ def orpo_on_prompts(setup: Setup) -> Iterator[Finding]:
     """ORPO's likelihood term covers the prompts too.
 
     ## What it does
-    Says which tokens the likelihood term of ORPO covers, where these are not the answer's alone: in TRL, and in Axolotl,
-    which uses it. (ms-swift, which uses it too, passes it labels of the answer.)
+    Says which tokens the likelihood term of ORPO covers, where these are not the answer's alone: in TRL, and in
+    Axolotl, which uses it. (ms-swift, which uses it too, passes it labels of the answer.)
 
     ## Why it is bad
     It need not be: but the same config in LLaMA-Factory or SureFit, where the term covers the answer, is another
