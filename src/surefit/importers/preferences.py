@@ -142,8 +142,8 @@ def _carry(draft: ConfigDraft, objective: ToolObjective) -> None:
         _put(draft, "objective.label_smoothing", smoothing, objective.smoothing.keys[0])
     weight = objective.sft_weight.value_in(draft.flat)
     if objective.name in ("dpo", "simpo") and weight:
-        key = objective.sft_weight.key_in(draft.flat) or (*objective.sft_weight.keys, objective.loss_key)[0]
-        _put(draft, "objective.sft_weight", weight, key or objective.key)
+        keys = (*objective.sft_weight.keys, objective.loss_key or objective.key)
+        _put(draft, "objective.sft_weight", weight, objective.sft_weight.key_in(draft.flat) or keys[0])
     for dotted, (key, value) in objective.defaults.items():
         if dotted not in draft.config and not draft.says(key):
             draft.config[dotted] = value

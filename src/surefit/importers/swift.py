@@ -218,8 +218,9 @@ def _data(draft: ConfigDraft) -> None:
         if counted or not hf.map_data_mix(draft, [part["source"] for part in parts[1:]], "dataset"):
             draft.lose("dataset", "data.mix sets how often each data set is repeated: write the number of passes")
     held_out = single(draft.flat.get("val_dataset"))
-    if held_out is not None and (part := DATASET.fullmatch(held_out)) and not part["count"]:
-        draft.carry("data.eval", part["source"], "val_dataset")
+    match = DATASET.fullmatch(held_out) if held_out is not None else None
+    if match and not match["count"]:
+        draft.carry("data.eval", match["source"], "val_dataset")
         draft.reach("val_dataset")
 
 

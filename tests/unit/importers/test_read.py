@@ -377,8 +377,8 @@ def test_yaml_1_1_words_are_understood(tmp_path: Path) -> None:
 
 
 def test_a_run_without_answers_to_learn_from_maps_to_no_config(tmp_path: Path) -> None:
-    assert read_text(tmp_path, "base_model: a\nrl: dpo\ndatasets: [{path: b}]\n").loaded is None
-    assert read_text(tmp_path, "model_name_or_path: a\nstage: dpo\ndataset: b\noutput_dir: c\n").loaded is None
+    assert read_text(tmp_path, "base_model: a\nrl: grpo\ndatasets: [{path: b}]\n").loaded is None
+    assert read_text(tmp_path, "model_name_or_path: a\nstage: ppo\ndataset: b\noutput_dir: c\n").loaded is None
     assert read_text(tmp_path, "model_name_or_path: a\nmax_length: 64\n").loaded is None
 
 
