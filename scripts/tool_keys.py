@@ -1,7 +1,8 @@
 """Write src/surefit/importers/schemas/keys.json: the keys that the other tools' config classes have.
 
 pip download --no-deps -d WHEELS transformers==5.23.0 transformers==4.57.6 trl==1.16.0 peft==0.21.2 \
-    accelerate==1.15.0 axolotl==0.19.0 llamafactory==0.9.5 deepspeed==0.19.0
+    accelerate==1.15.0 axolotl==0.19.0 llamafactory==0.9.5 deepspeed==0.19.0 \
+    ms-swift==4.6.0
 python scripts/tool_keys.py WHEELS
 
 Only the sources are parsed; nothing is imported. A key that a tool accepts outside its classes is listed in `ALSO`.
@@ -42,6 +43,11 @@ CLASSES: Mapping[str, tuple[str, str, str]] = {
         r"accelerate/commands/config/config_args\.py",
         "ClusterConfig|SageMakerConfig",
     ),
+    "swift": (
+        "ms_swift-4.6.0",
+        r"swift/(arguments|trainers|rlhf_trainers|ray_utils)/(\w+/)?\w*arg\w*\.py",
+        "RLHFArguments|PretrainArguments",
+    ),
     "zero": ("deepspeed-0.19.0", r"[^/]+/deepspeed/runtime/zero/config\.py", "DeepSpeedZeroConfig"),
 }
 """Name of a set of keys → (release, files, classes): it holds the fields of the classes and of their bases."""
@@ -50,6 +56,7 @@ BEYOND = {
     "sft_config": ("training_arguments",),
     "trl_stages": ("training_arguments", "trl"),
     "llamafactory": ("training_arguments",),
+    "swift": ("training_arguments",),
 }
 """Name of a set → sets whose keys it leaves out."""
 LEFT_OUT = {
@@ -67,6 +74,7 @@ ALSO = {
     "trl": "env",  # TrlParser
     "llamafactory": "generation_config generation_max_length generation_num_beams predict_with_generate "
     "sortish_sampler kt_config kt_cpu_activation",  # Seq2SeqTrainingArguments, and KTransformers' release
+    "swift": "ENV generation_config generation_max_length generation_num_beams predict_with_generate sortish_sampler",
     "accelerate": "dynamo_backend fp16",  # older keys that it converts
     "zero": "partition_stream_chunk_size stage3_partition_stream_chunk_size",
     "trl_launcher": """

@@ -139,8 +139,8 @@ def test_an_import_overwrites_nothing(surefit: Surefit, axolotl: Path, tmp_path:
 @pytest.mark.parametrize(
     ("text", "needle"),
     [
-        ('{"zero_optimization": {"stage": 2}}', "describes no whole supervised run"),
-        ("base_model: a\nrl: dpo\ndatasets: [{path: b}]\n", "rl: dpo"),
+        ('{"zero_optimization": {"stage": 2}}', "describes no whole run that SureFit trains"),
+        ("base_model: a\nrl: grpo\ndatasets: [{path: b}]\n", "rl: grpo"),
         ("foo: 1\n", "not a file of a tool that SureFit knows"),
         ("base_model: [1\n", "not valid YAML"),
         ("model: {name_or_path: a}\ndata: {train: b}\noutput_dir: c\n", "surefit"),

@@ -189,7 +189,7 @@ def test_optional_columns_of_a_type_of_its_own_may_be_missing() -> None:
         pytest.param("base: a/b\ntask: sft\ndata: {train: x}\ntraining: {lr: 2e-5}\n", id="PR4-soup"),
         pytest.param("model: {_component_: torchtune.models.llama3}\nepochs: 1\n", id="PR4-torchtune"),
         pytest.param("model: {model_name: a/b}\ndata: {train: {datasets: []}}\ntraining: {}\n", id="PR4-oumi"),
-        pytest.param("train_type: lora\nmodel: a/b\ndataset: [x]\n", id="PR4-swift"),
+        pytest.param("train_type: lora\nmodel: a/b\ndataset: [x]\nlr: 1e-4\n", id="PR4-megatron-swift"),
     ],
 )
 def test_configs_of_other_tools_are_not_ours(text: str) -> None:

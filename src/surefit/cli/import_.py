@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 def import_(
     out: Output,
     source: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Another tool's config: axolotl, LLaMA-Factory, TRL, an OpenAI job.")
+        Path,
+        typer.Argument(metavar="FILE", help="Another tool's config: Axolotl, LLaMA-Factory, ms-swift, TRL."),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of to stdout.")] = None,
 ) -> int:
-    """Convert an Axolotl, LLaMA-Factory or TRL config to SureFit; unsupported keys become comments."""
+    """Convert an Axolotl, LLaMA-Factory, ms-swift or TRL config to SureFit; unsupported keys become comments."""
     from surefit.cli.other_tools import unmapped_keys_document
     from surefit.importers import read_tool_config
     from surefit.importers.write import to_config_yaml
@@ -47,6 +48,7 @@ def import_(
 def _raise_no_run(found: ImportedConfig) -> NoReturn:
     """Raise with the reasons that the file cannot become a SureFit config."""
     from surefit.importers import TOOL_NAMES
+    from surefit.importers.preferences import NOT_YET
 
     if found.problems:
         first, *more = found.problems
@@ -54,11 +56,11 @@ def _raise_no_run(found: ImportedConfig) -> NoReturn:
         raise first
     reasons = [
         f"{unmapped.key}: {truncate_text(str(unmapped.value))}: {unmapped.why}"
-        for unmapped in found.lost
-        if unmapped.key in ("rl", "stage")
+        for unmapped in (*found.judged, *found.lost)
+        if unmapped.key in ("rl", "stage", "rlhf_type", "reward_model") or unmapped.why in NOT_YET.values()
     ]
     raise ConfigError(
-        f"this {TOOL_NAMES.get(found.tool, found.tool)} file describes no whole supervised run"
+        f"this {TOOL_NAMES.get(found.tool, found.tool)} file describes no whole run that SureFit trains"
         + (f" ({'; '.join(reasons)})" if reasons else ""),
         code="E1021",
         path=found.path,

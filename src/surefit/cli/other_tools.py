@@ -86,7 +86,8 @@ def check_other_tool_config(
     }
     for finding in report["findings"]:
         finding["fix"] = None  # SureFit does not edit other tools' files
-    code = say_report(out, report, target, [*_not_looked_at(imported.lost), *notes], style, "unread")
+    unread = [*_not_looked_at(imported.lost), *_reference_note(imported.setup), *notes]
+    code = say_report(out, report, target, unread, style, "unread")
     if code == EXIT_OK and imported.loaded is not None:
         out.next_step(["import", target, "--output", f"{target.stem}-surefit.yaml"])
     elif report["findings"]:
@@ -109,6 +110,11 @@ def unmapped_keys_document(found: ImportedConfig) -> dict[str, Any]:
         "tool": found.tool,
         "not_looked_at": [{key: getattr(unmapped, key) for key in keys} for unmapped in found.lost],
     }
+
+
+def _reference_note(setup: Setup) -> list[str]:
+    """Return the line that says what DPO or KTO compares the model with; empty for other objectives."""
+    return [f"the reference of {setup.objective} is {setup.reference}"] if setup.reference else []
 
 
 def _not_looked_at(lost: Sequence[UnmappedKey]) -> list[str]:

@@ -33,7 +33,7 @@ class Setup:
     """Settings of a training run. Every value is None (or empty) where the file does not state it.
 
     Attributes:
-        tool: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, openai, slurm, python or
+        tool: surefit, axolotl, llamafactory, swift, trl, accelerate, deepspeed, peft, openai, slurm, python or
             requirements.
         places: attribute → where it is set; `name` is the key to use in messages.
         gone: keys that the tool no longer accepts → what to write instead; each has its place.
@@ -87,6 +87,15 @@ class Setup:
         steps_at_most: total_steps is an upper bound, because some of the rows may be left out.
         optimizer: its name in config/optimizers.py; other optimizers are not distinguished.
         preferences: the run learns from preferences, rewards or another model, not from given answers.
+        objective: dpo, orpo, simpo, cpo, kto or reward, where the run learns from preferences in one of these ways.
+        objective_loss: the form of dpo's loss: sigmoid, ipo, sigmoid_norm, hinge…
+        beta: strength of the preference term; target_margin: SimPO's gamma, in units of the reward.
+        label_smoothing: share of the pairs that dpo takes to be swapped.
+        starts_from: the adapter that training continues from.
+        reference: what dpo and kto compare the model with, as text; reference_is_start: whether that is the model as
+            training begins.
+        active_dropout: the rate of a dropout that stays on while the model is compared with a reference.
+        likelihood_on: tokens of ORPO's likelihood term: all (the prompt too) or completion.
         learning_rate, warmup_steps: warmup in optimizer steps; warmup_share: as a share of the run.
         micro_batch_times_gpus: the examples per device are multiplied by the number of devices.
         micro_batch, accumulation, world_size, global_batch: examples per forward pass and device, micro batches per
@@ -179,6 +188,16 @@ class Setup:
     steps_at_most: bool | None = None
     optimizer: str | None = None
     preferences: bool | None = None
+    objective: str | None = None
+    objective_loss: str | None = None
+    beta: float | None = None
+    target_margin: float | None = None
+    label_smoothing: float | None = None
+    starts_from: str | None = None
+    reference: str | None = None
+    reference_is_start: bool | None = None
+    active_dropout: float | None = None
+    likelihood_on: str | None = None
     learning_rate: float | None = None
     warmup_steps: int | None = None
     warmup_share: float | None = None
@@ -234,6 +253,8 @@ class Setup:
         return place.name if place else attribute
 
 
+COMPARED = ("dpo", "kto")
+"""Objectives that compare the model with a reference."""
 _KEYS = {
     "dtype": "model.dtype", "attention": "speed.attention", "quantization": "model.quantization",
     "adapter": "train.method", "lora_r": "lora.r", "lora_alpha": "lora.lora_alpha",
@@ -241,6 +262,9 @@ _KEYS = {
     "target_modules": "lora.target_modules", "base_model": "model.name_or_path",
     "base_revision": "model.revision", "merge_into": "model.quantization", "max_length": "data.max_length",
     "packing": "data.packing", "epochs": "train.num_train_epochs", "max_steps": "train.max_steps",
+    "objective": "objective.name", "objective_loss": "objective.loss_type", "beta": "objective.beta",
+    "target_margin": "objective.gamma_beta_ratio", "label_smoothing": "objective.label_smoothing",
+    "starts_from": "lora.start_from",
     "optimizer": "train.optim", "learning_rate": "train.learning_rate", "warmup_steps": "train.warmup_steps",
     "micro_batch": "train.per_device_train_batch_size", "global_batch": "train.global_batch_size",
     "gradient_checkpointing": "train.gradient_checkpointing", "save_steps": "checkpoint.save_steps",
@@ -313,6 +337,7 @@ def setup_of(config: SureFitConfig, resolved: ResolvedConfig | None) -> Setup:
         trackers=tuple(trackers),
         quiet_trackers=tuple(name for name, tracker in trackers.items() if not tracker.asks(decided.telemetry)),
         **_adapter_of(decided.adapter, dtype, quantized),
+        **_objective_of(decided),
     )
 
 
@@ -335,6 +360,28 @@ def _adapter_of(section: LoraSection | None, dtype: str | None, quantized: bool)
         "rslora": section.use_rslora,
         "target_modules": (modules,) if isinstance(modules, str) else tuple(modules),
         "merge_into": "dequantized" if quantized else "original",
+    }
+
+
+def _objective_of(config: SureFitConfig) -> dict[str, Any]:
+    """Return the objective's settings; nothing for sft. SureFit's reference is the model as training begins."""
+    objective = config.objective
+    if objective.name == "sft":
+        return {}
+    beta = _known(objective.beta)
+    margin = objective.gamma_beta_ratio * beta if objective.name == "simpo" and beta is not None else None
+    compares = objective.name in COMPARED
+    return {
+        "preferences": True,
+        "objective": objective.name,
+        "objective_loss": objective.loss_type if objective.name == "dpo" else None,
+        "beta": beta,
+        "target_margin": margin,
+        "label_smoothing": objective.label_smoothing,
+        "starts_from": config.adapter.start_from if config.adapter else None,
+        "reference": "the model as training begins" if compares else None,
+        "reference_is_start": True if compares else None,
+        "likelihood_on": "completion" if objective.name == "orpo" else None,
     }
 
 

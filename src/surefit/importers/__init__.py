@@ -24,13 +24,13 @@ from surefit.importers.result import ImportedConfig, UnmappedKey
 __all__ = ["ImportedConfig", "UnmappedKey", "detect_tool", "find_tool", "read_tool_config"]
 
 KNOWN = (
-    "supported: SureFit's own configs, configs of axolotl, llamafactory (its `train` command), trl, accelerate and "
-    "deepspeed, PEFT's adapter_config.json, OpenAI's fine-tuning jobs, SLURM batch scripts, Python training scripts, "
-    "and requirements"
+    "supported: SureFit's own configs, configs of axolotl, llamafactory (its `train` command), ms-swift, trl, "
+    "accelerate and deepspeed, PEFT's adapter_config.json, OpenAI's fine-tuning jobs, SLURM batch scripts, "
+    "Python training scripts, and requirements"
 )
 TOOL_NAMES = {
     "axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "Accelerate", "slurm": "SLURM",
-    "deepspeed": "DeepSpeed", "peft": "PEFT", "python": "Python",
+    "deepspeed": "DeepSpeed", "peft": "PEFT", "python": "Python", "swift": "ms-swift",
 }  # fmt: skip
 """Tools as messages name them."""
 SHELL = (".sh", ".bash", ".sbatch", ".slurm")
@@ -54,8 +54,8 @@ def find_tool(path: Path) -> str | None:
 
 
 def detect_tool(path: Path) -> str:
-    """Return the tool of a config: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python (a
-    training script) or requirements.
+    """Return the tool of a config: surefit, axolotl, llamafactory, swift, trl, accelerate, deepspeed, peft, slurm,
+    python (a training script) or requirements.
 
     Among the tools with a characteristic key in the file, it is the one that knows most of the file's keys.
 

@@ -14,6 +14,14 @@ from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS, key_replacements
 from surefit.importers.paths import count_rows
+from surefit.importers.preferences import (
+    OTHERWISE,
+    ToolNumber,
+    ToolObjective,
+    map_objective,
+    note_reference,
+    split_losses,
+)
 
 LORA_KEYS = (
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear",
@@ -158,10 +166,41 @@ def _finish(draft: ConfigDraft) -> None:
     _tokens(draft)
     _frequency(draft)
     _kernels_and_trackers(draft)
-    for key in ("rl", "reward_model", "process_reward_model"):
+    _objective(draft)
+
+
+OBJECTIVES = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo", "kto": "kto"}
+"""Values of `rl` → the objective."""
+
+
+def _objective(draft: ConfigDraft) -> None:
+    """Map `rl` and its numbers, whose defaults are those of TRL's configs (Axolotl 0.19.0, core/builders/rl.py)."""
+    kind, losses = str(draft.flat.get("rl") or ""), draft.flat.get("dpo_loss_type")
+    if kind in OBJECTIVES:
+        loss, likelihood = split_losses(losses, draft.flat.get("dpo_loss_weights"))
+        loss = "ipo" if kind == "ipo" else loss
+        sft = ToolNumber(("cpo_alpha",), 1.0) if kind == "simpo" else ToolNumber((), likelihood)
+        betas = ("rl_beta", "dpo_beta") if kind != "orpo" else ("rl_beta", "orpo_alpha")
+        map_objective(
+            draft,
+            ToolObjective(
+                OBJECTIVES[kind], "rl", loss, "dpo_loss_type" if losses and kind == "dpo" else None,
+                beta=ToolNumber(betas, 0.1), margin=ToolNumber(("simpo_gamma",)),
+                sft_weight=sft, likelihood_on="all",
+            ),
+        )  # fmt: skip
+        start = draft.flat.get("lora_model_dir")
+        if isinstance(start, str):
+            draft.say("starts_from", start, "lora_model_dir")
+        note_reference(draft, "the model as training begins", True, "rl")
+        return
+    for key in ("rl", "process_reward_model"):
         if draft.flat.get(key):
             draft.whole_run = False
             draft.say("preferences", True, key)
+            draft.lose(key, OTHERWISE)
+    if draft.flat.get("reward_model"):
+        map_objective(draft, ToolObjective("reward", "reward_model"))
 
 
 def _tokens(draft: ConfigDraft) -> None:

@@ -16,6 +16,7 @@ from surefit.importers.result import ImportedConfig
 MODULES = {
     "peft": "peft_adapter", "deepspeed": "deepspeed", "accelerate": "accelerate", "axolotl": "axolotl",
     "llamafactory": "llamafactory", "trl": "trl", "openai": "openai_job",
+    "swift": "swift",
 }  # fmt: skip
 """Tool → the module with its table."""
 UNKNOWN = "not a file of a tool that SureFit knows"

@@ -15,6 +15,14 @@ from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4, key_replacements
 from surefit.importers.paths import first_rows
+from surefit.importers.preferences import (
+    OTHERWISE,
+    OWN_REFERENCE,
+    ToolNumber,
+    ToolObjective,
+    map_objective,
+    note_reference,
+)  # fmt: skip
 
 LORA_KEYS = (
     "lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target", "use_rslora", "use_dora",
@@ -100,8 +108,8 @@ DEFAULTS = {
 
 def _finish(draft: ConfigDraft) -> None:
     hf.map_training_arguments(draft)
-    _stage(draft)
     _adapter(draft)
+    _stage(draft)
     _quantization(draft)
     _data(draft)
     hf.map_eval_rows(draft, "val_size", "eval_dataset")
@@ -166,16 +174,57 @@ def _export(draft: ConfigDraft) -> None:
 
 def _stage(draft: ConfigDraft) -> None:
     stage = draft.flat.get("stage", "sft")
-    if stage not in ("sft", "pt"):
+    if stage in ("sft", "pt"):
+        draft.reach("stage")
+    elif (objective := _objective(draft)) is not None:
+        map_objective(draft, objective)
+        _reference(draft)
+    else:
         draft.say("preferences", True, "stage")
         draft.whole_run = False
-        draft.lose("stage", "SureFit trains on given answers, not on preferences or rewards")
-    else:
-        draft.reach("stage")
+        draft.lose("stage", OTHERWISE)
     if stage == "pt":
         draft.say("loss_on", "all", "stage")
         draft.config["data.format"] = "text"
         draft.names["data.format"] = "stage"
+
+
+def _objective(draft: ConfigDraft) -> ToolObjective | None:
+    """Return the objective of the stages dpo (whose loss may be ORPO's or SimPO's), kto and rm; None for ppo."""
+    stage, loss = draft.flat.get("stage"), str(draft.flat.get("pref_loss") or "sigmoid")
+    if stage == "rm":
+        return ToolObjective("reward", "stage")
+    if stage not in ("dpo", "kto"):
+        return None
+    alone = loss in ("orpo", "simpo")
+    return ToolObjective(
+        name="kto" if stage == "kto" else loss if alone else "dpo",
+        key="pref_loss" if alone and stage == "dpo" else "stage",
+        loss=loss,
+        loss_key="pref_loss" if draft.says("pref_loss") else None,
+        beta=ToolNumber(("pref_beta",), 0.1),
+        margin=ToolNumber(("simpo_gamma",), 0.5),
+        smoothing=ToolNumber(("dpo_label_smoothing",), 0.0),
+        sft_weight=ToolNumber(("pref_ftx",), 0.0),
+    )
+
+
+def _reference(draft: ConfigDraft) -> None:
+    """Note the reference: without `ref_model`, LoRA's is the model with its adapters off (create_ref_model, 0.9.5)."""
+    model, adapter = draft.flat.get("ref_model"), draft.flat.get("adapter_name_or_path")
+    is_lora = (draft.flat.get("finetuning_type") or "lora") == "lora"
+    if isinstance(model, str):
+        other = draft.flat.get("ref_model_adapters")
+        draft.lose("ref_model", OWN_REFERENCE)
+        text = f"{model} with the adapter {other}" if other else model
+        note_reference(draft, text, other == adapter or not adapter, "ref_model")
+    elif is_lora and isinstance(adapter, str) and draft.flat.get("create_new_adapter") is not True:
+        draft.say("starts_from", adapter, "adapter_name_or_path")
+        note_reference(draft, "the base model without it", False, "adapter_name_or_path")
+    else:
+        if isinstance(adapter, str):
+            draft.say("starts_from", adapter, "adapter_name_or_path")
+        note_reference(draft, "the model as training begins", True, "stage")
 
 
 def _adapter(draft: ConfigDraft) -> None:

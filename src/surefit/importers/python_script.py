@@ -17,6 +17,7 @@ from surefit.importers import hf, peft_adapter, trl
 from surefit.importers.config_mapping import ConfigDraft, ToolSchema
 from surefit.importers.known import SFT_CONFIG, TRAINING_ARGUMENTS, key_replacements
 from surefit.importers.paths import find_missing_files
+from surefit.importers.preferences import map_objective
 from surefit.importers.python_calls import (
     ARGUMENTS,
     FAST,
@@ -174,6 +175,8 @@ def _draft(call: ScriptCall, path: Path, judge: TargetReleases) -> ConfigDraft:
         tool, path, {key: value for key, value in (values | names_only).items() if key not in early_keys}, call.lines
     )
     draft.read_all()
+    if call.kind == "DPOConfig" and judge.reaches("trl", trl.DPO_WITHOUT):
+        trl.mark_unread_by_dpo(draft)
     for key in tool.deprecated.keys() & call.given.keys() - values.keys():  # whatever its value is
         draft.deprecated[key] = tool.deprecated[key]
     draft.problems += [_too_early(call, key, path, judge) for key in sorted(early_keys)]
@@ -351,9 +354,26 @@ def _finish(call: ScriptCall, draft: ConfigDraft) -> None:
         draft.without_effect(["num_train_epochs"], "max_steps overrides it")
     if call.kind == "SFTConfig":
         _finish_sft(draft)
+    elif not call.open:
+        _finish_preferences(call, draft)
     generates = call.kind.startswith("Seq2Seq") and call.known.get("predict_with_generate") is True
     if generates and draft.setup.get("eval_strategy") in ("steps", "epoch"):
         draft.say("generates_in_loop", True, "predict_with_generate")
+
+
+def _finish_preferences(call: ScriptCall, draft: ConfigDraft) -> None:
+    """Note the objective of a config of TRL's preference trainers; a value that is computed is unknown."""
+    objective = trl.find_objective(call.known, (), call.kind) if call.kind in PREFERENCES else None
+    if objective is None or "loss_type" in call.computed:
+        return
+    unknown = {"beta": "beta", "target_margin": "simpo_gamma", "label_smoothing": "label_smoothing"}
+    map_objective(draft, replace(objective, key=call.kind))
+    for attribute, argument in unknown.items():
+        if argument in call.computed:
+            draft.setup.pop(attribute, None)
+
+
+PREFERENCES = ("DPOConfig", "CPOConfig", "ORPOConfig", "KTOConfig", "RewardConfig")
 
 
 def _finish_sft(draft: ConfigDraft) -> None:

@@ -47,8 +47,13 @@ REASONS: tuple[tuple[str, str], ...] = (
         "truncation excess_length max_samples min_sample",
     ),
     (
-        "SureFit trains on given answers, not on preferences or rewards",
-        "=rl rl_ dpo kto_ orpo simpo grpo ppo pref_ reward ref_model vllm =trl ebft cpo_ ld_alpha sglang",
+        "SureFit trains on given answers and pairs of them, not on rewards",
+        "grpo ppo reward vllm =trl ebft sglang kto_ desirable",
+    ),
+    (
+        "SureFit's section objective has no such setting",
+        "=rl rl_ rlhf_ dpo orpo simpo pref_ ref_ cpo_ ld_alpha =beta =label_smoothing precompute_ref discopop "
+        "divergence loss_weights use_weighting",
     ),
     (
         "SureFit trains with AdamW on the mean loss of the answers",

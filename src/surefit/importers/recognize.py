@@ -22,6 +22,10 @@ OWN: dict[str, frozenset[str]] = {
     preprocessing_num_workers val_size quantization_bit infer_backend pref_beta pref_loss adapter_name_or_path
     freeze_vision_tower
 """),
+    "swift": key_set("""
+    tuner_type train_type sft_type rlhf_type split_dataset_ratio loss_scale tuner_backend torch_dtype attn_impl
+    lorap_lr_ratio model_id_or_path dataset_num_proc
+"""),
     "accelerate": key_set("""
     compute_environment distributed_type machine_rank main_training_function num_machines downcast_bf16
 """),
@@ -77,6 +81,14 @@ def _is_unsloth(tree: Mapping[str, Any]) -> bool:
     return isinstance(tree.get("model"), str) and isinstance(training, dict) and bool(marks & training.keys())
 
 
+SWIFT_MARKS = key_set("tuner_type train_type sft_type split_dataset_ratio rlhf_type")
+"""Keys of which ms-swift's files have at least one."""
+
+
+def _is_megatron(tree: Mapping[str, Any]) -> bool:
+    return "lr" in tree or any("model_parallel_size" in key or key.startswith("recompute_") for key in tree)
+
+
 OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     (
         "this is LLaMA-Factory's v1 schema; SureFit reads the schema of `llamafactory-cli train`",
@@ -99,10 +111,8 @@ OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
         ),
     ),
     (
-        "this is a config of ms-swift",
-        lambda tree: (
-            "model" in tree and bool(tree.keys() & {"tuner_type", "train_type", "split_dataset_ratio", "rlhf_type"})
-        ),
+        "this is a config of Megatron-SWIFT; SureFit reads those of `swift sft`, `swift pt` and `swift rlhf`",
+        lambda tree: "model" in tree and bool(SWIFT_MARKS & tree.keys()) and _is_megatron(tree),
     ),
     ("this is a config of NeMo AutoModel", _is_nemo),
     ("this is a config of torchtune", lambda tree: _has_key(dict(tree), "_component_")),
@@ -170,7 +180,7 @@ def recognize_tool(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -
     counts = {
         tool: sum(knows(tool, key) for key in tree) for tool in ("peft", "deepspeed", "accelerate", "axolotl", "openai")
     }
-    counts |= {tool: sum(knows(tool, key) for key in tree) for tool in ("llamafactory", "trl", "openai")}
+    counts |= {tool: sum(knows(tool, key) for key in tree) for tool in ("llamafactory", "swift", "trl", "openai")}
     fit = [tool for tool, count in counts.items() if _fits(tool, tree, count)]
     return max(fit, key=counts.__getitem__, default=None)
 
@@ -182,6 +192,8 @@ def _fits(tool: str, tree: Mapping[str, Any], count: int) -> bool:
         return knows_all or (count >= SHARE * len(tree) and len(TRAINING_ARGUMENTS & tree.keys()) > 1)
     if tool == "peft" and "peft_type" in tree:
         return True  # each adapter type has its own keys
+    if tool == "swift" and not ({"model", "model_id_or_path"} & tree.keys() and SWIFT_MARKS & tree.keys()):
+        return False
     marks = OWN[tool] & tree.keys()
     if not marks or count < SHARE * len(tree):
         return False

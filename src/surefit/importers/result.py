@@ -32,7 +32,7 @@ class ImportedConfig:
     key is written with dots; the entries of a list are one value.
 
     Attributes:
-        tool: axolotl, llamafactory, trl, accelerate, deepspeed, peft, openai, slurm, python or
+        tool: axolotl, llamafactory, swift, trl, accelerate, deepspeed, peft, openai, slurm, python or
             requirements.
         path: the file.
         setup: the facts that the rules check.

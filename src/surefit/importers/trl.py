@@ -16,6 +16,14 @@ from surefit.importers.axolotl_data import is_plain_split
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
 from surefit.importers.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES, key_replacements
+from surefit.importers.preferences import (
+    OTHERWISE,
+    ToolNumber,
+    ToolObjective,
+    map_objective,
+    note_reference,
+    split_losses,
+)  # fmt: skip
 from surefit.importers.releases import NAMES, TargetReleases, release_table
 from surefit.importers.requirements import read_project_requirements
 from surefit.importers.values import trl_commands
@@ -112,12 +120,19 @@ def _stage(draft: ConfigDraft) -> None:
     stages = [key for key in draft.flat if key in TRL_STAGES and draft.says(key)]
     _generations(draft)
     preference_key = next(iter(stages), None) or _preferences(draft)
-    if preference_key:
+    objective = find_objective(draft.flat, (draft.path.name, *map(str, map(draft.flat.get, NAMED_BY))))
+    if objective is not None:
+        map_objective(draft, objective)
+        note_reference(draft, "the model as training begins", True, objective.key)
+    elif preference_key:
         draft.say("preferences", True, preference_key)
-    if stages:
+    if stages and objective is None:
         draft.whole_run = False
         for key in stages:
-            draft.lose(key, "it belongs to TRL's trainers for preferences or rewards; SureFit trains on answers")
+            draft.lose(key, OTHERWISE)
+    if TargetReleases(*read_project_requirements(draft.path)).reaches("trl", DPO_WITHOUT):
+        mark_unread_by_dpo(draft)
+    _dropout(draft)
     _command(draft)
     for key in filter(draft.says, sorted(TRL_LAUNCHER)):
         draft.lose(key, "TRL passes it to `accelerate launch`; in SureFit see the sections hardware and parallel")
@@ -131,6 +146,92 @@ def _stage(draft: ConfigDraft) -> None:
             draft.deprecated[key] = instead
             draft.mapped.add(key)
         draft.gone.clear()
+
+
+def _dropout(draft: ConfigDraft) -> None:
+    """Note the dropout that stays on where `disable_dropout` is false."""
+    rate = draft.setup.get("lora_dropout", 0.05 if draft.flat.get("use_peft") is True else None)
+    if draft.flat.get("disable_dropout") is False and rate:
+        draft.say("active_dropout", rate, "disable_dropout")
+
+
+DPO_WITHOUT = ">=0.29"
+"""The releases whose DPOTrainer accepts padding_free and label_smoothing, and mostly uses neither."""
+SMOOTHED = ("robust", "exo_pair", "aot")
+"""Parts of the names of the losses that read label_smoothing (TRL 0.29 to 1.16, trainer/dpo_trainer.py)."""
+
+
+def mark_unread_by_dpo(draft: ConfigDraft) -> None:
+    """Note the arguments of DPOConfig that DPOTrainer does not use."""
+    if draft.setup.get("objective") != "dpo":
+        return
+    if draft.flat.get("padding_free") is True:
+        draft.without_effect(["padding_free"], "DPOTrainer pads all the same (huggingface/trl#7014)")
+    loss = draft.setup["objective_loss"]
+    if draft.flat.get("label_smoothing") and not any(name in loss for name in SMOOTHED):
+        reason = f"the loss {loss} does not read it; write loss_type: robust for pairs that may be swapped"
+        draft.without_effect(["label_smoothing"], reason)
+
+
+NAMED_BY = ("output_dir", "hub_model_id", "run_name")
+"""Keys whose values often name the objective."""
+_WORDS = re.compile(r"(?<![a-z])(dpo|ipo|orpo|simpo|kto)(?![a-z])", re.IGNORECASE)
+OTHER_KEYS = frozenset({
+    "reward_funcs", "reward_weights", "num_generations", "teacher_model_name_or_path", "lmbda", "temperature", "delta",
+    "max_new_tokens", "reward_model_path", "reward_model_name_or_path", "epsilon", "num_iterations", "use_vllm",
+    "generation_batch_size", "steps_per_generation", "kl_coef", "scale_rewards", "max_completion_length",
+})  # fmt: skip
+"""Keys of trainers that generate text."""
+ONLY_KTO = frozenset({"desirable_weight", "undesirable_weight"})
+ONLY_CPO = frozenset({"simpo_gamma", "cpo_alpha"})
+DPO_KEYS = frozenset({
+    "beta", "label_smoothing", "loss_weights", "precompute_ref_log_probs", "precompute_ref_batch_size", "ld_alpha",
+    "f_divergence_type", "use_weighting", "rpo_alpha", "discopop_tau", "reference_free",
+})  # fmt: skip
+KTO_LOSSES = ("kto", "apo_zero_unpaired")
+
+
+def find_objective(flat: Mapping[str, Any], names: Collection[str], kind: str | None = None) -> ToolObjective | None:
+    """Return what a file for TRL optimizes, by the keys that only one of its trainers has; None where no key says.
+
+    Args:
+        flat: the file's keys, or the arguments of a call.
+        names: the file's name, and values in it that may name the objective: ORPO's keys are DPO's.
+        kind: the config's class in a script, such as DPOConfig.
+    """
+    keys = {key for key, value in flat.items() if value is not None}
+    losses = flat.get("loss_type")
+    key = next((name for name in flat if name in keys & (DPO_KEYS | ONLY_KTO | ONLY_CPO)), "loss_type")
+    beta = ToolNumber(("beta",), 0.1)
+    rate = {"train.learning_rate": ("learning_rate", 1e-6)}
+    if kind is None and keys & OTHER_KEYS and not keys & (ONLY_KTO | ONLY_CPO):
+        return None
+    if kind == "KTOConfig" or (kind is None and (keys & ONLY_KTO or losses in KTO_LOSSES)):
+        return ToolObjective("kto", key, beta=beta, defaults=rate)
+    if kind == "RewardConfig" or (kind is None and "center_rewards_coefficient" in keys):
+        return ToolObjective("reward", key if kind else "center_rewards_coefficient")
+    if kind == "CPOConfig" or (kind is None and (keys & ONLY_CPO or losses == "simpo")):
+        return _cpo(flat, key, beta, rate)
+    if not keys & DPO_KEYS and losses in (None, *SFT_LOSSES) and kind is None:
+        return None
+    word = next((match[1].lower() for name in names if (match := _WORDS.search(name))), "dpo")
+    if kind == "ORPOConfig" or (kind is None and word == "orpo"):
+        return ToolObjective("orpo", key, beta=beta, likelihood_on="all", defaults=rate)
+    if kind is None and word not in ("dpo", "ipo"):
+        return None
+    loss, likelihood = split_losses(losses, flat.get("loss_weights"))
+    loss_key = "loss_type" if "loss_type" in keys else None
+    return ToolObjective("dpo", key, loss, loss_key, beta, sft_weight=ToolNumber((), likelihood), defaults=rate)
+
+
+def _cpo(flat: Mapping[str, Any], key: str, beta: ToolNumber, rate: Mapping[str, tuple[str, Any]]) -> ToolObjective:
+    """Return SimPO, or CPO, which SureFit does not train; CPOConfig adds a likelihood term with weight 1."""
+    name = "simpo" if flat.get("loss_type") == "simpo" else "cpo"
+    loss_key = "loss_type" if flat.get("loss_type") is not None else None
+    return ToolObjective(
+        name, key, "simpo", loss_key, beta, ToolNumber(("simpo_gamma",), 0.5),
+        sft_weight=ToolNumber(("cpo_alpha",), 1.0), defaults=rate,
+    )  # fmt: skip
 
 
 PINNED = ("TrainingArguments", "ModelConfig", "SFTConfig")

@@ -140,7 +140,7 @@ def test_context_reaches_the_prompt_where_input_is_the_question(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"input": "Who?", "output": "Bo.", "context": "Bo did it."}\n', encoding="utf-8")
     rows = load_rows(str(path))
-    section: Any = SimpleNamespace(columns=propose_columns(rows.columns), roles={})
+    section = rows_config(columns=propose_columns(rows.columns), roles={})
     (example,) = to_examples(rows, recipe_for(get_recipe("chat"), section))
     assert "Who?" in example.messages[0]["content"]
     assert "Bo did it." in example.messages[0]["content"]

@@ -59,7 +59,7 @@ OTHERS = {
     "compose.yaml": "services:\n  web:\n    image: nginx\n    ports: [80]\nversion: '3'\n",
     "mergekit.yaml": "base_model: a/b\nmerge_method: ties\ndtype: bfloat16\nmodels: []\nparameters: {t: 1}\n",
     "package.json": '{"name": "x", "version": "1.0.0", "scripts": {"test": "y"}, "dependencies": {}}',
-    "swift.yaml": "model: a/b\ntuner_type: lora\nlora_rank: 8\ndataset: [x]\nlearning_rate: 1e-4\n",
+    "swift.yaml": "model: a/b\ntuner_type: lora\nlora_rank: 8\ndataset: [x]\nlr: 1e-4\nmicro_batch_size: 1\n",
     "train.yaml": "lr: 0.1\nepochs: 3\nbatch: 64\noutput_dir: here\n",
     "v1.yaml": "model: a/b\nmodel_class: llm\ndist_config: {name: fsdp2}\noutput_dir: o\ncutoff_len: 2048\n",
     "megatron.yaml": "model_name_or_path: a\nfinetuning_type: full\ntemplate: qwen3\ntensor_model_parallel_size: 2\n",
@@ -145,7 +145,7 @@ def test_a_mixture_without_an_adapter_trains_every_weight(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "line", ["beta: 0.1\nloss_type: ipo", "max_prompt_length: 8", "num_generations: 8", "reward_weights: [1.0]"]
+    "line", ["beta: 0.1\nloss_type: hinge", "max_prompt_length: 8", "num_generations: 8", "reward_weights: [1.0]"]
 )
 def test_other_trainers_of_trl_are_known_and_not_imported_as_supervised(line: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"

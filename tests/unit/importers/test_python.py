@@ -252,7 +252,7 @@ def test_checking_a_script_imports_no_torch(tmp_path: Path) -> None:
 def test_an_import_needs_a_config(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["import", str(written(tmp_path, SOUND))])
     assert result.exit_code == 2
-    assert "describes no whole supervised run" in result.output
+    assert "describes no whole run that SureFit trains" in result.output
 
 
 def test_requirements_that_are_none(tmp_path: Path) -> None:

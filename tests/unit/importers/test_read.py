@@ -28,7 +28,7 @@ EXAMPLES = Path(__file__).parent / "examples"
 FILES = {
     "axolotl": "axolotl.yml", "llamafactory": "llamafactory.yaml", "trl": "trl.yaml", "accelerate": "accelerate.yaml",
     "deepspeed": "deepspeed.json", "peft": "adapter_config.json", "slurm": "job.sh",
-    "openai": "openai.json",
+    "openai": "openai.json", "swift": "swift.yaml",
 }  # fmt: skip
 
 
@@ -71,6 +71,11 @@ SETUPS: dict[str, dict[str, Any]] = {
         "loss_on": "assistant", "best_model": True, "best_metric": "eval_loss", "trackers": ("mlflow", "wandb"),
         "warmup_share": 0.03, "warmup_steps": None, "save_total_limit": 2, "adapter": "lora",
     },
+    "swift": {
+        "adapter": "lora", "lora_r": 16, "weights_dtype": "bfloat16", "micro_batch": 2, "accumulation": 8,
+        "parallel": "zero2", "eval_strategy": "steps", "eval_steps": 50, "loss_on": "assistant",
+        "attention": "flash_attention_2", "truncation_side": None, "save_total_limit": 2,
+    },
     "accelerate": {
         "parallel": "fsdp", "processes": 1, "machines": 2, "bf16": True, "fsdp_version": 2, "on_cpu": False,
         "fsdp_state_dict": "SHARDED_STATE_DICT", "fsdp_offload": False, "fsdp_efficient_loading": True,
@@ -107,6 +112,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "checkpoint.save_total_limit": 3, "output_dir": "./outputs/qlora", "model.quantization": "nf4",
         "data.packing": False, "speed.attention": "flash_attention_2", "telemetry.wandb": "online",
         "telemetry.wandb_project": "demo", "telemetry.mlflow_uri": None,
+    },
+    "swift": {
+        "data.train": "rows.jsonl", "data.limit": 500, "data.eval": 0.05, "lora.r": 16, "lora.lora_alpha": 32.0,
+        "lora.lora_dropout": 0.05, "train.global_batch_size": 16, "train.warmup_steps": 0.05, "train.weight_decay": 0.1,
+        "train.learning_rate": 1e-4, "model.dtype": "bfloat16", "train.lr_scheduler_type": "cosine",
     },
     "llamafactory": {
         "data.train": "identity", "data.max_length": 2048, "lora.r": 8, "lora.lora_alpha": 16.0, "train.seed": 42,
@@ -367,8 +377,8 @@ def test_yaml_1_1_words_are_understood(tmp_path: Path) -> None:
 
 
 def test_a_run_without_answers_to_learn_from_maps_to_no_config(tmp_path: Path) -> None:
-    assert read_text(tmp_path, "base_model: a\nrl: dpo\ndatasets: [{path: b}]\n").loaded is None
-    assert read_text(tmp_path, "model_name_or_path: a\nstage: dpo\ndataset: b\noutput_dir: c\n").loaded is None
+    assert read_text(tmp_path, "base_model: a\nrl: grpo\ndatasets: [{path: b}]\n").loaded is None
+    assert read_text(tmp_path, "model_name_or_path: a\nstage: ppo\ndataset: b\noutput_dir: c\n").loaded is None
     assert read_text(tmp_path, "model_name_or_path: a\nmax_length: 64\n").loaded is None
 
 

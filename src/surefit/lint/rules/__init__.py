@@ -19,6 +19,7 @@ FAMILIES = {
     "PAR": "parallel",
     "PCK": "packing",
     "PRC": "precision",
+    "PRF": "preference",
     "SCH": "schedule",
     "SEC": "security",
     "SLM": "slurm slurm_syntax slurm_launch",

@@ -210,14 +210,15 @@ def start_adapter_unfit(context: LintContext, config: SureFitConfig) -> Iterator
     """The adapter to continue from does not exist, or does not match the config.
 
     ## What it does
-    Reads the adapter_config.json in `lora.start_from`, and compares its rank, alpha, rsLoRA and DoRA with `lora.r`,
-    `lora.lora_alpha`, `lora.use_rslora` and `lora.use_dora`, and whether it has factors for experts
-    (`target_parameters`) with `lora.experts`. The adapter must have no rows of new tokens (`trainable_token_indices`),
-    no trained biases or whole modules, and it must compute W + scaling · B A with the weights W in the base's files:
-    `init_lora_weights` must not be PiSSA, OLoRA, CorDA, LoRA-GA or LoftQ, which change the base, and there must be no
-    unknown setting. If the model is known, the layers that have factors, by the header of adapter_model.safetensors,
-    are compared with the layers that `target_modules` matches; embeddings, a head that shares its weight with one, and
-    layers that cannot get factors in SureFit must not be among them.
+    Reads the adapter_config.json in `lora.start_from` (of another tool's config, only if it is on this machine),
+    and compares its rank, alpha, rsLoRA and DoRA with `lora.r`, `lora.lora_alpha`, `lora.use_rslora` and
+    `lora.use_dora`, and whether it has factors for experts (`target_parameters`) with `lora.experts`. The adapter
+    must have no rows of new tokens (`trainable_token_indices`), no trained biases or whole modules, and it must
+    compute W + scaling · B A with the weights W in the base's files: `init_lora_weights` must not be PiSSA, OLoRA,
+    CorDA, LoRA-GA or LoftQ, which change the base, and there must be no unknown setting. If the model is known, the
+    layers that have factors, by the header of adapter_model.safetensors, are compared with the layers that
+    `target_modules` matches; embeddings, a head that shares its weight with one, and layers that cannot get factors
+    in SureFit must not be among them.
 
     ## Why it is bad
     With another rank the factors have the wrong shape; another alpha scales the trained factors differently from the
@@ -240,7 +241,10 @@ def start_adapter_unfit(context: LintContext, config: SureFitConfig) -> Iterator
     section = config.adapter
     if section is None or section.start_from is None:
         return
-    settings = adapter_config(Path(section.start_from).expanduser())
+    directory = Path(section.start_from).expanduser()
+    if context.is_foreign and not directory.exists():
+        return  # another tool's file may be meant for another machine, or name a hub's adapter
+    settings = adapter_config(directory)
     if isinstance(settings, str):
         yield Finding(
             field="lora.start_from",

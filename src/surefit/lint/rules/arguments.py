@@ -291,4 +291,5 @@ def _tool(setup: Setup, key: str = "") -> str:
     if setup.tool == "python":
         return key.partition(".")[0]
     names = {"axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "trl": "TRL", "accelerate": "accelerate"}
+    names |= {"swift": "ms-swift"}
     return (names | {"deepspeed": "DeepSpeed", "peft": "PEFT", "slurm": "the Trainer"}).get(setup.tool, setup.tool)

@@ -10,9 +10,9 @@ from surefit.lint.rule import Finding, LintContext, rule
 
 MANY = 5
 """Number of checkpoints that needs no limit."""
-KEEP_ALL = {"trl", "llamafactory", "python"}
+KEEP_ALL = {"trl", "llamafactory", "swift", "python"}
 """Tools that keep every checkpoint by default."""
-TRANSFORMERS = {"trl", "llamafactory", "axolotl", "python"}
+TRANSFORMERS = {"trl", "llamafactory", "axolotl", "swift", "python"}
 """Tools whose checkpoints are written by transformers' Trainer."""
 
 

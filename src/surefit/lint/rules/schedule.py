@@ -19,6 +19,8 @@ TINY = 20_000_000
 ADAPTERS = ("lora", "dora")
 LORA_RANGE = (1e-5, 5e-3)
 FULL_MAXIMUM = 1e-4
+PREFERENCES = ("dpo", "kto", "simpo", "orpo")
+"""Objectives whose learning rates PRF001 knows."""
 
 
 @rule("SCH001", "warmup-never-ends", severity="error")
@@ -112,7 +114,7 @@ def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
     Flags more than 5e-3 for LoRA and more than 1e-4 for full training. Models under 20 million parameters are exempt:
     the rate that a model tolerates decreases with its width (Yang et al. 2022, arXiv 2203.03466), and small models
     train well at rates that ruin a large one. Models whose size is in neither their files nor their name (8B) are
-    exempt too.
+    exempt too. For DPO, IPO, KTO, SimPO and ORPO see PRF001.
 
     ## Why it is bad
     The first steps after warmup destroy what the model knew. The loss often still looks reasonable, because the model
@@ -131,6 +133,8 @@ def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
     rate, is_full, model = setup.learning_rate, setup.adapter == "full", context.model
     limit = FULL_MAXIMUM if is_full else LORA_RANGE[1]
     parameters = (model.parameters if model else None) or size_in_name(setup.base_model or "")
+    if setup.objective in PREFERENCES:
+        return
     if parameters is not None and parameters >= TINY and rate is not None and rate > limit:
         method = "training all of" if is_full else "LoRA on" if setup.adapter in ADAPTERS else "fine-tuning"
         yield Finding(
