@@ -17,7 +17,7 @@ from surefit.core.errors import SureFitError
 from surefit.core.rundir import read_jsonl
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 
 import real  # noqa: E402
 import real_report  # noqa: E402

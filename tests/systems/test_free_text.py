@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_problems_that_are_not_solved_are_still_fitted_better(run: Any) -> None:
     effect = effect_of(summary)
     assert summary["primary_metric"] == "exact_match"
     assert effect["outcome"] == "better"
-    assert effect["metric_text"].startswith("No clear change of exact match (0 of 20 before")
+    assert re.match(r"No clear change of exact match \(0 of \d+ before", effect["metric_text"])
     for said in (text, report):
         assert "fits your answers better" in said
         assert "No clear effect" not in said

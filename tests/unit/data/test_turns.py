@@ -22,7 +22,7 @@ from surefit.task import Example
 
 from .conftest import as_examples, chat
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from chat_templates import (
     byte_tokenizer,
     conversation,

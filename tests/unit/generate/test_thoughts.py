@@ -13,7 +13,7 @@ from surefit.data.tokens.tokenize import encode_turns, tokenize_label_prompt, to
 from surefit.facts.thinking import split_reasoning, strip_reasoning
 from surefit.task import Example
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from chat_templates import said
 
 HARMONY = "<|channel|>analysis<|message|>2 and 2<|end|><|start|>assistant<|channel|>final<|message|>4"
