@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.helpers.tokens import tokenize_example
 
 from surefit.data.tokens.cache import MASKED
-from surefit.data.tokens.show import decode_segments
+from surefit.data.tokens.show import decode_pair, decode_segments, mark_differences
 from surefit.task import Example
 
 from .conftest import chat
@@ -20,6 +22,19 @@ def test_a_conversation_in_two_colours(tokenizer):
         ("<|user|>sure?<|end|><|assistant|>", False),
         ("你好<|end|>", True),
     ]]  # fmt: skip
+
+
+def test_both_answers_of_a_pair_with_what_differs(tokenizer):
+    example = replace(chat("2+2?", "It is 4."), rejected=chat("2+2?", "It is five.").messages)
+    chosen, rejected = decode_pair(example, tokenizer)
+    prompt = ("<|user|>2+2?<|end|><|assistant|>", False, False)
+    assert chosen == [prompt, ("It is ", True, False), ("4", True, True), (".<|end|>", True, False)]
+    assert rejected == [prompt, ("It is ", True, False), ("five", True, True), (".<|end|>", True, False)]
+
+
+def test_equal_texts_have_no_marks():
+    assert mark_differences("a b", "a b") == ([("a b", False)], [("a b", False)])
+    assert mark_differences("a", "") == ([("a", True)], [])
 
 
 def test_every_example_of_a_conversation_is_shown(make_tokenizer):

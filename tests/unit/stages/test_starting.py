@@ -86,6 +86,40 @@ def test_the_config_is_short_valid_and_reads_the_rows(tmp_path, monkeypatch, lay
     assert len(context.rows) == len(PAIRS)
 
 
+def hh(question: str, answer: str) -> str:
+    return f"\n\nHuman: {question}\n\nAssistant: {answer}"
+
+
+PREFERENCES: dict[str, list[dict[str, Any]]] = {
+    "pairs": [{"prompt": q, "chosen": a, "rejected": f"not {a}"} for q, a in PAIRS],
+    "HH-RLHF": [{"chosen": hh(q, a), "rejected": hh(q, f"not {a}")} for q, a in PAIRS],
+    "other names": [{"query": q, "response_chosen": a, "response_rejected": f"not {a}"} for q, a in PAIRS],
+    "UltraFeedback": [
+        {"instruction": q, "completions": [{"response": a, "overall_score": 9}, {"response": "?", "overall_score": 1}]}
+        for q, a in PAIRS
+    ],
+}
+
+
+@pytest.mark.parametrize("layout", PREFERENCES)
+def test_pairs_of_answers_get_a_preference_objective_and_no_rate_of_sft(tmp_path, monkeypatch, layout):
+    monkeypatch.chdir(tmp_path)
+    draft = build_starting_config(write(tmp_path / "rows.jsonl", PREFERENCES[layout]), "surefit/nano", "cpu")
+    assert (draft.values["recipe"], draft.values["objective"]) == ("chat", "dpo")
+    assert "train.learning_rate" not in draft.values
+    assert all(line.why for line in draft.lines)
+    context = load_run_context(load_text(draft.text, tmp_path / "run.yaml"))
+    assert context.problems == ()
+    assert context.recipe is not None
+    assert context.recipe.pairs
+
+
+def test_a_column_named_completions_is_not_taken_for_scored_answers(tmp_path):
+    rows = [{"prompt": q, "completion": a, "completions": [a]} for q, a in PAIRS]
+    draft = build_starting_config(write(tmp_path / "rows.jsonl", rows), "surefit/nano", "cpu")
+    assert "objective" not in draft.values
+
+
 @pytest.mark.parametrize("gpu", ["4090", "h100", "t4", "v100-16", "l40s"])
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-7B-Instruct"])
 def test_what_is_said_to_fit_fits_by_the_formula(tmp_path, gpu, model):
