@@ -11,6 +11,7 @@ import yaml
 from surefit.config.by_rows import choose_epochs, choose_global_batch_size
 from surefit.config.load import load_config
 from surefit.core.errors import ConfigError
+from surefit.stages.checking import run_check
 from surefit.stages.run_context import RunContext, load_run_context
 
 RUN = (
@@ -126,3 +127,17 @@ def test_an_auto_batch_is_a_multiple_of_the_micro_batch(tmp_path):
     assert not found.problems
     assert found.resolved is not None
     assert found.resolved.config.train.global_batch_size == 6
+
+
+def test_pairs_are_seen_once_and_no_advice_says_more(tmp_path):
+    rows = "".join(
+        json.dumps({"prompt": f"a {n}", "chosen": f"b {n}", "rejected": f"c {n}"}) + "\n" for n in range(240)
+    )
+    (tmp_path / "pairs.jsonl").write_text(rows, encoding="utf-8")
+    train = "{num_train_epochs: auto, global_batch_size: 16}"
+    config = RUN.format(rows=tmp_path / "pairs.jsonl", train=train) + "objective: dpo\n"
+    (tmp_path / "pairs.yaml").write_text(config, encoding="utf-8")
+    found = load_run_context(tmp_path / "pairs.yaml")
+    assert found.resolved.config.train.num_train_epochs == 1
+    (few,) = [finding for finding in run_check(found)["findings"] if finding["code"] == "SCH011"]
+    assert few["help"] == "write train.global_batch_size: 4 (60 steps)"

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.by_rows import EPOCHS, MOST_EPOCHS, SHORT_RUN, choose_epochs, choose_global_batch_size
+from surefit.config.by_rows import (
+    EPOCHS,
+    MOST_EPOCHS,
+    PAIR_EPOCHS,
+    SHORT_RUN,
+    choose_epochs,
+    choose_global_batch_size,
+)
 from surefit.config.resolve import ResolvedConfig, count_due_steps, epoch_rows, optimizer_steps, warmup_steps
 from surefit.config.schema import SureFitConfig
 from surefit.core.units import count_text, plural
@@ -438,10 +445,13 @@ def few_steps(context: LintContext, setup: Setup, dataset: DatasetFacts) -> Iter
     if context.config is not None and (divided := dataset.divided) is not None:
         rows = max(1, epoch_rows(context.config, divided, rows - divided) or 0)
     batch = choose_global_batch_size(rows)
-    epochs = choose_epochs(rows, batch)
+    pairs = setup.objective is not None
+    epochs = PAIR_EPOCHS if pairs else choose_epochs(rows, batch)
     steps = optimizer_steps(rows, epochs, batch, None)
     if steps <= total:
-        advice = "collect more rows"
+        advice = f"collect more {'pairs: they are learned in one pass' if pairs else 'rows'}"
+    elif pairs:
+        advice = f"write {context.name('global_batch')}: {batch} ({steps:,} steps)"
     else:
         advice = f"for {plural(rows, 'row')} write {context.name('epochs')}: {epochs} "
         if setup.tool == "surefit":
