@@ -51,6 +51,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 LOG_BYTES = 2 * 1024**3
 """Largest JSONL log in bytes; a million steps need half of it."""
 IDLE_SECONDS = 3600.0
+PAIRS_AT_START = "pairs at the start"
+"""Event of events.jsonl: the held-out pairs' mean log-probabilities, chosen and rejected, before the first step."""
 _LEFTOVER = re.compile(r"\.(.+)\.\d+(?:-[0-9a-f]+)?\.(tmp|old)")
 _CODE = re.compile(r"os error (\d+)")
 _unwritten: dict[Path, bytes] = {}

@@ -208,6 +208,8 @@ class Event(Artefact):
     step: Count | None = None
     error: Any = None
     changes: Any = None
+    chosen: Number | None = None
+    rejected: Number | None = None
     phases: dict[str, dict[str, Number]] = {}
 
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.evaluate.free_text import SHOW_MORE
+from surefit.evaluate.pairs import HEADLINES, HeldOutPairs, Outcome, summarize_held_out_pairs
 from surefit.report.artefacts import Artefacts
 from surefit.report.curves import TrainingCurves
 from surefit.report.scores import FIT_TONES, HELD_OUT, SetScores, Tone, comparison_tone
 from surefit.report.shapes import ComparisonRecord, FitEffectRecord
 from surefit.report.text import NBSP, interval, percent, points, readable_metric
 from surefit.report.timeline import Attempt, last_attempt
+
+PAIR_TONES: dict[Outcome, Tone] = {"learned": "good", "both fell": "warning", "unclear": "neutral", "reversed": "bad"}
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,36 @@ def judge_run(
 ) -> Verdict:
     """Judge the run by its artefacts alone; unknown facts are reported as unknown."""
     main = next((change for change in changes if change.set == HELD_OUT), None)
-    if main is None:
+    pairs = _held_out_pairs(found)
+    if main is None and pairs is None:
         return _without_scores(found, training, tries)
+    if pairs is not None:
+        tone, headline, sentences = PAIR_TONES[pairs.outcome], HEADLINES[pairs.outcome], [pairs.text]
+        if main is not None:
+            sentences += ["Their chosen answers as answers to learn:", *_main_sentences(main)]
+    else:
+        assert main is not None
+        tone, headline, sentences = _judge_scores(main, changes)
+    if found.summary and found.summary.gate and not found.summary.gate.passed:
+        if found.summary.gate.undecided:
+            tone, headline = "warning", f"{headline}, but the score gate is undecided"
+        else:
+            tone, headline = "bad", f"{headline}, but the score gate did not pass"
+    if found.certificate and not found.certificate.passed:
+        tone, headline = "bad", f"{headline}, but the weights failed their certificate"
+    return Verdict(tone, headline, sentences)
+
+
+def _held_out_pairs(found: Artefacts) -> HeldOutPairs | None:
+    """Return what a run on preferences did to its held-out pairs; None for another run."""
+    if found.value("objective.name") in (None, "sft"):
+        return None
+    lines = [line.model_dump() for line in found.metrics if line.eval_loss is not None]
+    return summarize_held_out_pairs(lines, [event.model_dump() for event in found.events])
+
+
+def _judge_scores(main: Effect, changes: Sequence[Effect]) -> tuple[Tone, str, list[str]]:
+    """Judge the scores of the held-out rows and of the other sets."""
     tone, headline = _helped(main)
     others = [change for change in changes if change.set != HELD_OUT]
     fell, rose = [change for change in others if change.fell], [change for change in others if change.tone == "good"]
@@ -113,14 +144,7 @@ def judge_run(
     sentences = _main_sentences(main)
     sentences += [_other_sentence(change, "gained") for change in rose]
     sentences += [_other_sentence(change, "lost") for change in others if change.fell or change.beside]
-    if found.summary and found.summary.gate and not found.summary.gate.passed:
-        if found.summary.gate.undecided:
-            tone, headline = "warning", f"{headline}, but the score gate is undecided"
-        else:
-            tone, headline = "bad", f"{headline}, but the score gate did not pass"
-    if found.certificate and not found.certificate.passed:
-        tone, headline = "bad", f"{headline}, but the weights failed their certificate"
-    return Verdict(tone, headline, sentences)
+    return tone, headline, sentences
 
 
 def _helped(main: Effect) -> tuple[Tone, str]:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import gc
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from surefit.config.trackers import TRACKERS
 from surefit.core.errors import ConfigError, DataError, ShortOfMemory
 from surefit.core.gc_pause import freeze_objects
 from surefit.core.malloc import keep_what_is_freed, return_freed_memory
-from surefit.core.rundir import RunDir, write_json
+from surefit.core.rundir import RunDir, read_jsonl, write_json
 from surefit.core.units import count_text, shell_quote
 from surefit.stages.checking import require_no_errors, run_check
 from surefit.stages.events import is_trained, record_stage
@@ -338,6 +338,7 @@ def _train_once(
     planned: dict[str, Any] | None,
     world: World | None,
 ) -> dict[str, Any]:
+    from surefit.evaluate.pairs import summarize_held_out_pairs
     from surefit.generate.save import require_savable
     from surefit.model.adapter import trainable_parameters
     from surefit.model.identity import base_directory
@@ -382,29 +383,21 @@ def _train_once(
             job.dry_pass(write=False)
             return summary
         result = job.fit(resume)
-    if config.objective.paired and job.held_out.lines:
-        watcher.note(_held_out_pairs_text(job.held_out.lines[-1]))
+    events = read_jsonl(run.run.events) if config.objective.paired else []
+    pairs = summarize_held_out_pairs(job.held_out.lines, events)
     return summary | {
         "output": str(result.output),
         "steps": result.counters.step,
         "seconds": result.counters.seconds,
         "loss": result.loss,
         "eval_loss": result.eval_loss,
+        **({} if pairs is None else {"held_out_pairs": dataclasses.asdict(pairs), "held_out_pairs_text": pairs.text}),
         "rejected": result.counters.rejected,
         "resumed_from": result.resumed_from,
         "best_step": result.best_step,
         "stopped_early": result.stopped_early,
         "notes": result.notes,
     }
-
-
-def _held_out_pairs_text(line: Mapping[str, Any]) -> str:
-    """Return the newest measurement of the held-out pairs as text, and what looks at them."""
-    return (
-        f"held-out pairs after step {line['step']}: accuracy {line['eval_rewards/accuracies']:.1%}, margin "
-        f"{line['eval_rewards/margins']:.3g}, loss {line['eval_loss']:.4f}. `evaluate` and `report` score answers "
-        "against the chosen ones; the pairs are scored in metrics.jsonl only"
-    )
 
 
 def _scorer(run: CheckedRun, data: TrainingData) -> Any:

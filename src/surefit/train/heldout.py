@@ -127,7 +127,9 @@ class HeldOutEvaluation:
             scores = self._scores() if at_checkpoint else {BETWEEN: True}
         loss, tokens, metrics = measured
         # The loss of pairs is no mean log-probability, so that it has no perplexity.
-        more = {f"eval_{name}": value for name, value in metrics.items()} or {"eval_perplexity": perplexity(loss)}
+        more: dict[str, float] = {"eval_perplexity": perplexity(loss)}
+        if metrics:
+            more = {"eval_pairs": self.batches.examples} | {f"eval_{name}": v for name, v in metrics.items()}
         line = {"step": step, "eval_loss": loss, "eval_tokens": tokens, **more}
         self._note(self.log.append(dict(scores) | line))
 

@@ -22,7 +22,7 @@ from surefit.config.capabilities import require_compatible_settings
 from surefit.config.resolve import iter_config_values, optimizer_steps
 from surefit.config.schema import SureFitConfig, decided
 from surefit.core.errors import ConfigError, Interrupted
-from surefit.core.rundir import RunDir, skip_if_disk_full
+from surefit.core.rundir import PAIRS_AT_START, RunDir, skip_if_disk_full
 from surefit.core.units import duration_text
 from surefit.model.adapter import lora_modules
 from surefit.parallel.engine import SINGLE
@@ -261,6 +261,8 @@ class Trainer:
                 f"reference: {missing:,} pairs under the model of step 0, {duration_text(time.perf_counter() - start)}"
             )
         stored.hand_out()
+        if self.world.is_first and self.counters.step == 0 and (means := stored.held_out_means()) is not None:
+            self.run.note("train", PAIRS_AT_START, chosen=means[0], rejected=means[1])
 
     def _check_first_batch(self) -> None:
         """Check the first batch of pairs against its known loss (train/first_batch.py).

@@ -188,6 +188,11 @@ class StoredReference:
         content = safetensors.numpy.save(self.values, {"key": self.key})
         run_on_rank0(self.engine.world, lambda: write_atomic(self.path, content))
 
+    def held_out_means(self) -> tuple[float, float] | None:
+        """Return the mean log-probability of the held-out pairs' chosen and rejected answers; None without pairs."""
+        values = self.values["eval"]
+        return (float(values[:, 0].mean()), float(values[:, 1].mean())) if len(values) else None
+
     def hand_out(self) -> None:
         """Give the batchers their numbers."""
         for name, batcher in self.batchers.items():
