@@ -16,7 +16,7 @@ Outcome = Literal["learned", "both fell", "unclear", "reversed"]
 HEADLINES: dict[Outcome, str] = {
     "learned": "The trained model prefers the chosen answers",
     "both fell": "The preference is learned, but the chosen answers became less likely, too",
-    "unclear": "No clear effect on the preference",
+    "unclear": "The trained model shows no clear preference",
     "reversed": "The trained model prefers the rejected answers",
 }
 
@@ -55,15 +55,10 @@ class HeldOutPairs:
     @property
     def text(self) -> str:
         """Return the accuracy and the log-probabilities as one sentence each."""
-        before = "; before training 50 %, for all rewards are 0 there" if self.start is not None else ""
-        accuracy = (
-            (
-                f"In {self.accuracy:.1%} of {plural(self.pairs, 'held-out pair')} the chosen answer has the higher reward "
-                f"(95 % interval {self.low:.0%} to {self.high:.0%}{before})."
-            )
-            .replace("%", " %")
-            .replace("  ", " ")
-        )
+        share = f"In {100 * self.accuracy:.1f} % of {plural(self.pairs, 'held-out pair')}"
+        before = "; 50 % before training, where all rewards are 0" if self.start is not None else ""
+        interval = f"95 % interval {100 * self.low:.0f} to {100 * self.high:.0f} %{before}"
+        accuracy = f"{share} the chosen answer has the higher reward ({interval})."
         names = ("chosen", "rejected")
         starts = self.start if self.start is not None else (None, None)
         parts = [
