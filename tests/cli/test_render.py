@@ -76,7 +76,7 @@ def test_secrets_are_taken_out_everywhere(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_trained_text_is_marked_without_colours_too(capsys: pytest.CaptureFixture[str]) -> None:
-    Output().segments([("ask ", False), ("answer", True)])
+    Output().segments([("ask ", False, False), ("answer", True, False)])
     assert capsys.readouterr().out == "ask ⟦answer⟧\n"
 
 
@@ -201,7 +201,7 @@ def test_no_name_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None
     out.table(ESCAPES, ["a"], [[ESCAPES]])
     out.findings([FINDING | dict.fromkeys(("path", "field", "message", "help"), ESCAPES)])
     out.error(ConfigError(ESCAPES, path=ESCAPES, help=ESCAPES))
-    out.segments([(ESCAPES, True)])
+    out.segments([(ESCAPES, True, False)])
     said = "".join(capsys.readouterr())
     assert said.count(r"\x1b[2J") == 13
     assert not {"\x1b", "\x07", "\u202e", "\udcff"} & set(said)

@@ -49,6 +49,10 @@ PLACED: dict[Trait, dict[str, Any]] = {
     "flash attention": {"speed": {"attention": "flash_attention_2"}},
     "answers in training": {"evaluate": {"in_training": True}},
     "shared tokens": {"parallel": {"mode": "cp", "cp": 2}},
+    "pairs": {"objective": {"name": "orpo"}},
+    "reference": {"objective": {"name": "dpo"}},
+    "truncated documents": {"data": {"too_long": "truncate"}},
+    "prepared data": {"data": {"tokenized": "shards"}},
 } | {kind: {"model": {"quantization": kind}} for kind in QUANTIZED} | {
     name: {"train": {"optim": name}} for name in NOT_ADAMW
 } | {mode: {"parallel": {"mode": mode} | ({mode: 2} if mode in GROUPED else {})} for mode in NAMES}  # fmt: skip

@@ -103,7 +103,7 @@ def test_low_rates_are_judged_by_the_stage(name: str, text: str, low: bool) -> N
 
 def test_a_high_rate_for_preferences_gets_no_advice_for_answers() -> None:
     found = check("t.py", SCRIPT.format(name="DPO").replace("5e-6", "2e-1"))
-    assert "2e-4" not in found["SCH003", "learning_rate"]["help"]
+    assert "2e-4" not in found["PRF001", "learning_rate"]["help"]
 
 
 NAMED = """from peft import LoraConfig
@@ -118,7 +118,8 @@ peft = LoraConfig(r=8, target_modules=["query_key_value"])
 @pytest.mark.parametrize("name", ["SFT", "DPO", "Reward"])
 def test_a_model_by_its_name_is_the_runs_model(name: str, model: str) -> None:
     found = check("t.py", NAMED.format(name=name, model=model))
-    assert {("MOD008", "target_modules"), ("SCH003", "learning_rate"), ("CFG004", "eval_strategy")} == set(found)
+    rate = "PRF001" if name == "DPO" else "SCH003"
+    assert {("MOD008", "target_modules"), (rate, "learning_rate"), ("CFG004", "eval_strategy")} == set(found)
 
 
 def test_a_named_model_beside_a_judge_is_the_one_that_is_trained() -> None:

@@ -220,14 +220,14 @@ def test_d9_system_columns(column: str, row: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        pytest.param(["instruction", "context", "response"], "{output: response}", id="D15-dolly"),
+        pytest.param(["instruction", "context", "response"], "{output: response, input: context}", id="D15-dolly"),
         pytest.param(["query", "response", "history"], "{instruction: query, output: response}", id="PR5-swift"),
         pytest.param(["question", "answer"], "{prompt: question, completion: answer}", id="D15-qa"),
         pytest.param(["prompt", "response"], "{completion: response}", id="D15-response"),
         pytest.param(["input", "output"], "{prompt: input, completion: output}", id="D15-io"),
         pytest.param(["Instruction", "Output"], "{instruction: Instruction, output: Output}", id="D15-case"),
-        pytest.param(["prompt", "chosen", "rejected"], "chosen to completion", id="PR3-dpo"),
-        pytest.param(["chosen", "rejected"], "chosen to messages", id="PR3-turns"),
+        pytest.param(["prompt", "chosen", "rejected"], "objective: dpo", id="PR3-dpo"),
+        pytest.param(["chosen", "rejected"], "objective: dpo", id="PR3-turns"),
         pytest.param(["input", "preferred_output", "non_preferred_output"], "write input.messages", id="PR3-openai"),
         pytest.param(["data"], ".data[]", id="D15-wrapped"),
     ],

@@ -351,8 +351,8 @@ def test_mfu_does_not_count_recomputation() -> None:
 
 
 def test_a_card_whose_speed_is_not_known_is_named() -> None:
-    with pytest.raises(MachineError, match="RTX PRO 6000") as caught:
-        to_device_rates(GPUS["rtx-pro-6000"])
+    with pytest.raises(MachineError, match="MI250") as caught:
+        to_device_rates(replace(GPUS["mi250"], bandwidth=None))
     assert "surefit calibrate" in str(caught.value.help)
 
 

@@ -19,7 +19,9 @@ def test_there_are_configs() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_shipped_config_has_no_finding(path: Path, gather) -> None:
-    assert run_rules(gather(path, ROOT)).findings == []
+    findings = run_rules(gather(path, ROOT)).findings
+    # `gather` audits no rows, so that an accepted finding of the audit is not found here.
+    assert [f for f in findings if (f.code, f.field) != ("CFG005", "lint.ignore.AUD085")] == []
 
 
 @pytest.mark.parametrize("recipe", ["function_calling", "chat"])

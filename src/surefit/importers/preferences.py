@@ -100,14 +100,13 @@ def map_objective(draft: ConfigDraft, objective: ToolObjective) -> None:
         draft.say("objective_loss", objective.loss, objective.loss_key or objective.key)
     if objective.name == "orpo":
         draft.say("likelihood_on", objective.likelihood_on, objective.key)
-    for attribute, number in (
-        ("beta", objective.beta),
-        ("target_margin", objective.margin),
-        ("label_smoothing", objective.smoothing),
-    ):
+    for attribute, number in (("beta", objective.beta), ("target_margin", objective.margin)):
         value, key = number.value_in(draft.flat), number.key_in(draft.flat)
         if value is not None and key not in draft.refused:
             draft.say(attribute, value, key or objective.key)
+    smoothing, key = objective.smoothing.value_in(draft.flat), objective.smoothing.key_in(draft.flat)
+    if key is not None and key not in draft.refused:
+        draft.say("label_smoothing", smoothing, key)
     reason = _why_not(objective)
     if reason is not None:
         draft.whole_run = False
