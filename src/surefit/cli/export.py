@@ -142,7 +142,7 @@ def _export_as_it_is(run: CheckedRun, source: CertifiedModel, output: Path, form
 
 def _ollama_settings(run: CheckedRun, conversion: Conversion) -> OllamaSettings:
     """Return what the Modelfile says, before the weights are converted: the chat template may not be possible."""
-    from surefit.generate.save import GENERATION_CONFIG
+    from surefit.facts.tokenizer import GENERATION_CONFIG
     from surefit.merge.modelfile import OllamaSettings, require_turn_texts
     from surefit.model.tokenizer import load_tokenizer
 
