@@ -75,7 +75,7 @@ def text(folder: Path) -> str:
     parts = [
         heading(found),
         table("Training", [(label, goal(aim), found.text(*key, speed)) for *key, label, aim in TRAINING]),
-        table("The plan", list(plan_rows(folder))),
+        table("The plan", [*plan_rows(folder), *first_run_rows(found)]),
         table("Attention", list(attention_rows(found))),
         table("Rates", list(rate_rows(found))),
         table("Tests", list(test_rows(found))),
@@ -129,6 +129,28 @@ def plan_rows(folder: Path) -> Iterator[tuple[str, str, str]]:
         median = off[len(off) // 2][0]
         failed = f"; {lost} failed" if lost else ""
         yield label, aim, f"median {median:.2%}, worst {off[-1][0]:.2%} ({off[-1][1]}), of {len(off)}{failed}"
+
+
+def first_run_rows(found: Found) -> Iterator[tuple[str, str, str]]:
+    """What a newcomer's run took beside its plan."""
+    label = "`init --data`, then `run`, 7B in NF4"
+    yield f"{label}: memory", "in the plan's range", found.text("first-run", "run", first_run_memory)
+    yield f"{label}: time in steps", f"within {GOALS['time']}", found.text("first-run", "run", first_run_time)
+
+
+def first_run_memory(item: dict[str, Any]) -> str:
+    low, high, taken = item["planned"]["low_bytes"], item["planned"]["high_bytes"], item["measured"]["bytes"]
+    if None in (low, high, taken):
+        return NOT_YET
+    return f"{taken / GIB:.2f} GiB, planned {low / GIB:.2f} to {high / GIB:.2f} GiB ({item['setting']})"
+
+
+def first_run_time(item: dict[str, Any]) -> str:
+    planned, taken = item["planned"]["seconds"], item["measured"]["seconds"]
+    if not taken:
+        return NOT_YET
+    beside = f"planned {planned:.1f} s ({planned / taken - 1:+.1%})" if planned else "no time planned"
+    return f"{taken:.1f} s for {item['measured']['steps']} steps, {beside}"
 
 
 def worst(result: dict[str, Any], key: str) -> float:

@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -328,6 +329,21 @@ def long(here: Here) -> None:
     throughput_items(here, workload, ways, False)
 
 
+def first_run(here: Here) -> None:
+    """What it writes, 15 GB and the merged model, is removed."""
+    import gpu_first_run
+
+    if here.gpu:
+        here.need("bitsandbytes")
+    folder = here.out / "first-run"
+    shutil.rmtree(folder, ignore_errors=True)  # of a day that was killed
+    folder.mkdir()
+    try:
+        here.once("run", lambda: gpu_first_run.measure_first_run(folder, here.miniature))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 STAGES: dict[str, Callable[[Here], None]] = {
     "environment": environment,
     "tests": tests,
@@ -338,6 +354,7 @@ STAGES: dict[str, Callable[[Here], None]] = {
     "qlora-7b": qlora,
     "trl": trl,
     "plan": plan,
+    "first-run": first_run,
     "long": long,
 }
 

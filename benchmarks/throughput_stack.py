@@ -122,13 +122,18 @@ def random_model(job: Job) -> Any:
     torch.manual_seed(0)
     with torch.device(DEVICE):
         model = AutoModelForCausalLM.from_config(config, dtype=job.torch_dtype)
+    draw_weights(model)
+    return model
+
+
+def draw_weights(model: Any) -> None:
+    """Matrices normal(0, 0.02), norms one, biases as they are."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.02)
             elif not name.endswith("bias"):
                 parameter.fill_(1.0)
-    return model
 
 
 def write_base(job: Job) -> Any:

@@ -195,7 +195,7 @@ def test_the_driver_needs_the_standard_library_alone(tmp_path: Path) -> None:
     names = [line.split()[0] for line in listed.stdout.splitlines()]
     assert names[0] == "environment"
     assert names[-1] == "long"
-    assert len(names) == 10
+    assert len(names) == 11
 
 
 # -- what its stages need ---------------------------------------------------------------------------------------------
@@ -273,6 +273,41 @@ def test_one_library_is_left_of_a_wheel_and_its_record_is_right(
     assert "can travel" in gpu_kit.check(tmp_path, [])[0]
 
 
+# -- the first run ----------------------------------------------------------------------------------------------------
+
+
+def test_a_first_run_has_what_was_planned_and_what_it_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from gpu_first_run import planned_and_measured
+
+    nothing = planned_and_measured(tmp_path)
+    assert (nothing["planned"]["low_bytes"], nothing["measured"]["bytes"], nothing["measured"]["steps"]) == (
+        None, None, 0,
+    )  # fmt: skip
+    plan = {
+        "device": {"name": "H200"},
+        "estimate": {"low_bytes": 5, "high_bytes": 9, "setting": "NF4"},
+        "time": {"parts": {"steps": 4.0}},
+    }
+    metrics = [
+        {"seconds": 1.5, "memory_bytes": 7},
+        {"eval_loss": 2.0, "seconds": 100.0},
+        {"seconds": 2.0, "memory_bytes": 6},
+    ]
+    events = [
+        {"stage": "train", "event": "memory", "phases": {"load": {"allocated": 3}}},
+        {"stage": "train", "event": "finished", "seconds": 30.04},
+        {"stage": "merge", "event": "failed", "seconds": 2.0},
+    ]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    for name, rows in (("metrics", metrics), ("events", events)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = planned_and_measured(tmp_path)
+    assert (found["planned"]["low_bytes"], found["planned"]["high_bytes"], found["planned"]["seconds"]) == (5, 9, 4.0)
+    assert found["measured"] == {"bytes": 7, "seconds": 3.5, "steps": 2, "phases": {"load": {"allocated": 3}}}
+    assert found["seconds_by_stage"] == {"train": 30.0}, "a stage that failed has no time"
+
+
 # -- the report -------------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +344,13 @@ def test_a_report_puts_figures_beside_their_goals(tmp_path: Path) -> None:
         },
         {"stage": "attention", "item": "new shape, cuDNN on", "first_ms": [500, 480, 510], "second_ms": [1, 1.2, 1.1]},
         {"stage": "attention", "item": "decode, cuDNN on", "tokens": 64, "first_seconds": 32, "second_seconds": 2},
+        {
+            "stage": "first-run",
+            "item": "run",
+            "setting": "NF4",
+            "planned": {"low_bytes": 2**33, "high_bytes": 2**34, "seconds": 9.0},
+            "measured": {"bytes": 3 * 2**32, "seconds": 10.0, "steps": 10},
+        },
         {"stage": "tests", "item": "tests/a.py", "summary": "3 passed in 1.0s"},
     )
     done = {"status": "skipped", "seconds": 1.0, "reason": "trl | pandas not installed", "again": False}
@@ -328,6 +370,8 @@ def test_a_report_puts_figures_beside_their_goals(tmp_path: Path) -> None:
         "2.0 tokens/s, the second time 32.0 |",
         "| memory in tensors | within 0.3 % | median 1.00%, worst 1.00% (a), of 1; 1 failed |",
         "| time of a step | within 5 % | median 5.00%, worst 5.00% (a), of 1; 1 failed |",
+        "| in the plan's range | 12.00 GiB, planned 8.00 to 16.00 GiB (NF4) |",
+        "| within 5 % | 10.0 s for 10 steps, planned 9.0 s (-10.0%) |",
         "| `tests/a.py` | passes | 3 passed in 1.0s |",
         "| lora-1b | failed, run again | 1 |",
     ):

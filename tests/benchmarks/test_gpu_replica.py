@@ -149,6 +149,7 @@ def test_a_day_in_the_replica_with_a_stage_killed(
         ("qlora-7b", "skipped", "no GPU"),
         ("trl", "ended", ""),
         ("plan", "skipped", "not measured: no GPU"),
+        ("first-run", "ended", ""),
         ("long", "ended", ""),
     ]
     assert [line["stage"] for line in stages if line["again"]] == ["lora-1b"]
@@ -160,6 +161,12 @@ def test_a_day_in_the_replica_with_a_stage_killed(
     losses = [item["loss"] for (stage, _), item in items.items() if stage in ("lora-1b", "trl") and "loss" in item]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-3), "they train the same"
     assert "aten::" in (out / "profile-lora-1b-eager.txt").read_text()
+    walked = items["first-run", "run"]
+    assert (walked["exit_code"] in (0, 1, 5), walked["measured"]["steps"]) == (True, 2)
+    assert {"train", "merge", "evaluate", "report"} <= walked["seconds_by_stage"].keys()
+    assert 0 < walked["planned"]["low_bytes"] < walked["planned"]["high_bytes"]
+    assert walked["measured"]["bytes"] > 0
+    assert not (out / "first-run").exists()
     became = json.loads((out / "kit.json").read_text())
     assert all(word == "unpacked" or word.endswith("is installed") for word in became.values()), became
     unpacked = {name.partition("-")[0].lower().replace("_", "-") for name in became if became[name] == "unpacked"}

@@ -196,6 +196,10 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 """
 
 
+_UNKNOWN_TOKENIZER = "BPE pre-tokenizer was not recognized"
+"""In the converter's message: it knows byte-level tokenizers by a hash of what they make of a text."""
+
+
 def _run(name: str, arguments: Sequence[str], out: Path, advice: str) -> None:
     """Run a Python program of llama.cpp that writes a file.
 
@@ -221,6 +225,13 @@ def _run(name: str, arguments: Sequence[str], out: Path, advice: str) -> None:
                 f"{name} needs {missing_module[1]}, which is not installed",
                 code="E6032",
                 help=f"pip install {missing_module[1]}",
+            )
+        if _UNKNOWN_TOKENIZER in output:
+            raise MachineError(
+                f"{name} does not know this model's tokenizer ({_UNKNOWN_TOKENIZER})",
+                code="E6985",
+                help="it does not know surefit/nano's: train another base model for GGUF and Ollama. A newer checkout "
+                "of llama.cpp may know others. `--format hub` writes the model for vLLM, SGLang and transformers",
             )
         message = truncate_text(output[-400:], 400) or "nothing"
         raise MachineError(f"{name} exited with status {process.returncode}: {message}", code="E6033", help=advice)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from tests.helpers.llama_writer import WRITER
 from transformers import AutoModelForCausalLM
 
 from surefit.config.schema import ModelSection
@@ -225,6 +226,18 @@ def test_a_converter_that_fails_is_quoted(ready, conversion, held_out, tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_tokenizer_that_the_converter_does_not_know_is_named(ready, conversion, held_out, tmp_path, monkeypatch):
+    said = "NotImplementedError: BPE pre-tokenizer was not recognized - update get_vocab_base_pre()"
+    (tmp_path / "convert_hf_to_gguf.py").write_text(f"raise SystemExit({said!r})")
+    monkeypatch.setattr(quantised, "find_spec", lambda name: True)
+    job = conversion("gguf", llama_cpp=tmp_path)
+    with pytest.raises(MachineError) as found:
+        export_quantized(load_certified_model(ready.run), job, tmp_path / "out", held_out, card)
+    assert found.value.code == "E6985"
+    assert "--format hub" in found.value.help
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_package_that_the_converter_lacks_is_named(ready, conversion, held_out, tmp_path, monkeypatch):
     (tmp_path / "convert_hf_to_gguf.py").write_text("import sentencepieces_of_nobody")
     monkeypatch.setattr(quantised, "find_spec", lambda name: True)
@@ -242,41 +255,6 @@ def test_4_bits_need_the_library_of_llama_cpp(conversion, tmp_path, monkeypatch)
     with pytest.raises(MachineError, match=r"llama\.cpp's library, which is not installed") as found:
         require_convertible(conversion("gguf", outtype="q4_k_m", llama_cpp=tmp_path))
     assert "pip install llama-cpp-python" in str(found.value.help)
-
-
-WRITER = """
-import json, sys
-from pathlib import Path
-import gguf
-from safetensors.torch import load_file
-source, out = Path(sys.argv[1]), sys.argv[3]
-config = json.loads((source / "config.json").read_text())
-writer = gguf.GGUFWriter(out, "llama")
-writer.add_context_length(config["max_position_embeddings"])
-writer.add_embedding_length(config["hidden_size"])
-writer.add_block_count(config["num_hidden_layers"])
-writer.add_feed_forward_length(config["intermediate_size"])
-heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
-writer.add_head_count(heads)
-writer.add_head_count_kv(shared)
-writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-writer.add_vocab_size(config["vocab_size"])
-writer.add_rope_freq_base(10000.0)
-writer.add_rope_dimension_count(config["hidden_size"] // heads)
-names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-tensors = {name: tensor for file in source.glob("*.safetensors") for name, tensor in load_file(file).items()}
-for name, tensor in tensors.items():
-    for part, count in (("q_proj", heads), ("k_proj", shared)):
-        if part in name:  # llama.cpp has the halves of a rotation beside each other
-            shape = tensor.shape
-            tensor = tensor.reshape(count, 2, shape[0] // count // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
-    writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), tensor.float().numpy())
-writer.write_header_to_file()
-writer.write_kv_data_to_file()
-writer.write_tensors_to_file()
-writer.close()
-"""
-"""What llama.cpp's converter does of a Llama, without its tokenizer, through llama.cpp's own library."""
 
 
 @pytest.mark.slow
