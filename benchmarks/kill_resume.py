@@ -185,7 +185,7 @@ class Processes:
 def train(base: Path, out: Path, kind: str, watch: Watch, world: World) -> None:
     watch.wrap(loop, "train_step", "step")
     watch.wrap(loop, "export_trained_model", "export")
-    watch.wrap(heldout, "mean_loss", "evaluation")
+    watch.wrap(heldout, "measure", "evaluation")
     watch.wrap(checkpointing.Snapshot, "take", "copy")
     watch.wrap(checkpointing.CheckpointWriter, "_write", WRITING)
     watch.wrap(sharded_checkpoint.ShardedCheckpointWriter, "_work", WRITING)

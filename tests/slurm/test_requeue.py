@@ -63,7 +63,8 @@ def test_a_cancelled_run_saves_and_is_not_started_again(found: dict[str, Any]) -
 def test_a_failing_run_is_not_started_again(found: dict[str, Any]) -> None:
     failing = found["failing"]
     assert (failing["state"], failing["restarts"]) == ("FAILED", 0)
-    assert "gone.jsonl: error[E4119] no such file" in failing["log"]
+    assert "error[E4119] data.train:" in failing["log"]
+    assert "gone.jsonl: no such file" in failing["log"]
 
 
 def test_sbatch_says_when_a_written_job_could_start_and_why_never(found: dict[str, Any]) -> None:
