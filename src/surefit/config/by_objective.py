@@ -24,7 +24,7 @@ LEARNING_RATE = {
     ("simpo", "full"): (1e-6, "for simpo with all weights: the paper's are from 3e-7 to 1e-6"),
 }
 """Value and reason of `train.learning_rate` by the objective's name and `train.method`."""
-EPOCHS = 1.0, "one: a second pass over the same pairs mostly makes both answers less likely"
+PAIR_EPOCHS = 1.0, "one: a second pass over the same pairs mostly makes both answers less likely"
 
 
 def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, tuple[Any, str]]:
@@ -42,14 +42,15 @@ def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, 
     if rate_is_open:
         decisions["train.learning_rate"] = LEARNING_RATE[objective.name, train.method]
     if train.num_train_epochs == "auto":
-        decisions["train.num_train_epochs"] = EPOCHS
+        decisions["train.num_train_epochs"] = PAIR_EPOCHS
     return decisions
 
 
 def find_unread_keys(objective: ObjectiveSection) -> Iterator[tuple[str, str, str]]:
-    """Yield (dotted key, problem, help) for each key of the section `objective` that the objective does not read."""
-    for key in ObjectiveSection.model_fields:
-        if key not in objective.read_keys:
+    """Yield (dotted key, problem, help) for each key of the section `objective` that the objective does not read, but
+    for those that have their default: a file that was written from a whole config has them all."""
+    for key, field in ObjectiveSection.model_fields.items():
+        if key not in objective.read_keys and getattr(objective, key) != field.default:
             reads = _words(sorted(objective.read_keys))
             help_text = f"remove it; {_named(objective)} reads {reads}"
             yield f"objective.{key}", f"{_named(objective)} does not read {key}", help_text

@@ -21,8 +21,6 @@ SHORT_RUN = 50
 EPOCHS_RULE = f"{EPOCHS} epochs, up to {MOST_EPOCHS} to reach {FEWEST_STEPS} steps, fewer above {MOST_EXAMPLES:,} rows"
 BATCH_RULE = f"1/{BATCHES_PER_EPOCH} of the rows, from {SMALLEST_BATCH} to {LARGEST_BATCH}"
 """The rules in words."""
-PAIR_EPOCHS = 1.0
-PAIR_EPOCHS_RULE = "pairs are learned in one pass"
 
 
 def choose_global_batch_size(rows: int, multiple: int = 1) -> int:
@@ -75,9 +73,7 @@ def decide_by_rows(config: SureFitConfig, rows: int | None, devices: int) -> dic
         batch = choose_global_batch_size(rows, multiple)
         shared = f", a multiple of {multiple}" if batch not in (4, 8, 16, 32, 64) else ""
         decisions["train.global_batch_size"] = batch, f"{BATCH_RULE}{shared}; {plural(rows, 'row')} in an epoch"
-    if train.num_train_epochs == "auto" and config.objective.paired:
-        decisions["train.num_train_epochs"] = PAIR_EPOCHS, PAIR_EPOCHS_RULE
-    elif train.num_train_epochs == "auto":
+    if train.num_train_epochs == "auto" and not config.objective.paired:  # pairs: config/by_objective.py
         reason = f"{EPOCHS_RULE}; {plural(rows, 'row')} in batches of {batch}"
         decisions["train.num_train_epochs"] = float(choose_epochs(rows, batch)), reason
     return decisions

@@ -15,14 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from surefit.config.by_rows import (
-    BATCH_RULE,
-    EPOCHS_RULE,
-    PAIR_EPOCHS,
-    PAIR_EPOCHS_RULE,
-    choose_epochs,
-    choose_global_batch_size,
-)
+from surefit.config.by_objective import PAIR_EPOCHS
+from surefit.config.by_rows import BATCH_RULE, EPOCHS_RULE, choose_epochs, choose_global_batch_size
 from surefit.config.load import read_config_text
 from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import SureFitConfig
@@ -405,10 +399,10 @@ def _draft(
     kept = max(1, total - held_out)
     batch = choose_global_batch_size(kept)
     pairs = found.objective != "sft"
-    epochs = int(PAIR_EPOCHS) if pairs else choose_epochs(kept, batch)
+    epochs = int(PAIR_EPOCHS[0]) if pairs else choose_epochs(kept, batch)
     steps = optimizer_steps(kept, epochs, batch, None)
     rate, rate_why = choose_learning_rate(facts.parameters)
-    epochs_why = f"{steps:,} steps: {PAIR_EPOCHS_RULE if pairs else EPOCHS_RULE}"
+    epochs_why = f"{steps:,} steps: {PAIR_EPOCHS[1] if pairs else EPOCHS_RULE}"
     batch_why = f"rows per step: {BATCH_RULE}"
     length, length_why = _choose_length(found, facts)
     before = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -69,10 +70,10 @@ def test_what_is_set_stays_and_sft_keeps_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("objective", "key"),
     [
-        ("{name: dpo, gamma_beta_ratio: 0.5}", "gamma_beta_ratio"),
+        ("{name: dpo, gamma_beta_ratio: 0.7}", "gamma_beta_ratio"),
         ("{name: dpo, loss_type: ipo, label_smoothing: 0.1}", "label_smoothing"),
         ("{name: orpo, sft_weight: 0.5}", "sft_weight"),
-        ("{name: orpo, loss_type: sigmoid}", "loss_type"),
+        ("{name: orpo, loss_type: ipo}", "loss_type"),
         ("{name: simpo, label_smoothing: 0.1}", "label_smoothing"),
         ("{name: sft, beta: 0.1}", "beta"),
         ("{beta: 0.1}", "beta"),
@@ -123,3 +124,9 @@ def test_check_has_nothing_against_the_defaults(tmp_path: Path) -> None:
     report = run_check(context(tmp_path, "dpo"))
     assert [finding for finding in report["findings"] if finding["severity"] == "error"] == []
     assert "SCH006" not in {finding["code"] for finding in report["findings"]}
+
+
+def test_a_file_written_from_a_whole_config_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "whole.yaml"
+    path.write_text(json.dumps(load_config(written(tmp_path, "sft")).config.model_dump()), encoding="utf-8")
+    assert load_config(path).config.objective.name == "sft"

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.by_rows import (
-    EPOCHS,
-    MOST_EPOCHS,
-    PAIR_EPOCHS,
-    SHORT_RUN,
-    choose_epochs,
-    choose_global_batch_size,
-)
+from surefit.config.by_objective import PAIR_EPOCHS
+from surefit.config.by_rows import EPOCHS, MOST_EPOCHS, SHORT_RUN, choose_epochs, choose_global_batch_size
 from surefit.config.resolve import ResolvedConfig, count_due_steps, epoch_rows, optimizer_steps, warmup_steps
 from surefit.config.schema import SureFitConfig
 from surefit.core.units import count_text, plural
@@ -446,7 +440,7 @@ def few_steps(context: LintContext, setup: Setup, dataset: DatasetFacts) -> Iter
         rows = max(1, epoch_rows(context.config, divided, rows - divided) or 0)
     batch = choose_global_batch_size(rows)
     pairs = setup.objective is not None
-    epochs = PAIR_EPOCHS if pairs else choose_epochs(rows, batch)
+    epochs = PAIR_EPOCHS[0] if pairs else choose_epochs(rows, batch)
     steps = optimizer_steps(rows, epochs, batch, None)
     if steps <= total:
         advice = f"collect more {'pairs: they are learned in one pass' if pairs else 'rows'}"
