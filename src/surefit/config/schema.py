@@ -287,6 +287,10 @@ ObjectiveName = Literal["sft", "dpo", "orpo", "simpo"]
 """Values of `objective.name`."""
 
 
+PAIR_METRICS = ("eval_rewards/accuracies", "eval_rewards/margins")
+"""Metrics of held-out pairs by which a checkpoint can be the best: higher is better."""
+
+
 class ObjectiveSection(Section):
     """What training optimizes: the likelihood of the answers, or the preference of one answer over another."""
 
@@ -313,6 +317,11 @@ class ObjectiveSection(Section):
     def answers_per_example(self) -> int:
         """Return the number of token sequences that an example of this objective is."""
         return 2 if self.paired else 1
+
+    @property
+    def always_measured(self) -> tuple[str, ...]:
+        """Return the metrics of held-out rows that every run measures, without generating answers."""
+        return ("eval_loss", *(PAIR_METRICS if self.paired else ("eval_perplexity",)))
 
     @property
     def has_reference(self) -> bool:

@@ -65,12 +65,14 @@ class HeldOutEvaluation:
         self.metric = config.checkpoint.metric_for_best_model or "eval_loss"
         self.lines: list[dict[str, Any]] = []
         self.at_checkpoints: list[dict[str, Any]] = []
-        if self.metric not in best.LOSSES and score is None:
+        known = config.objective.always_measured
+        if self.metric not in known and (score is None or self.metric in best.LOSSES):
             raise ConfigError(
                 f"{self.metric} is not measured during training",
                 code="E5102",
                 field="checkpoint.metric_for_best_model",
-                help="set evaluate.in_training: true for a metric of the recipe, or metric_for_best_model: eval_loss",
+                help="set evaluate.in_training: true for a metric of the recipe, or metric_for_best_model: "
+                f"{' or '.join(known)}",
             )
 
     @property

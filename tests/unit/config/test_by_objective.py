@@ -130,3 +130,21 @@ def test_a_file_written_from_a_whole_config_is_read(tmp_path: Path) -> None:
     path = tmp_path / "whole.yaml"
     path.write_text(json.dumps(load_config(written(tmp_path, "sft")).config.model_dump()), encoding="utf-8")
     assert load_config(path).config.objective.name == "sft"
+
+
+@pytest.mark.parametrize(
+    ("objective", "metric", "measured"),
+    [
+        ("dpo", "eval_rewards/accuracies", True),
+        ("dpo", "eval_perplexity", False),
+        ("sft", "eval_perplexity", True),
+        ("sft", "eval_rewards/accuracies", False),
+    ],
+)
+def test_the_best_checkpoint_is_chosen_by_what_the_objective_measures(
+    tmp_path: Path, objective: str, metric: str, measured: bool
+) -> None:
+    path = written(tmp_path, objective)
+    path.write_text(path.read_text() + f"checkpoint: {{metric_for_best_model: {metric}}}\n", encoding="utf-8")
+    codes = {finding["code"] for finding in run_check(load_run_context(path))["findings"]}
+    assert ("EVL005" not in codes) is measured

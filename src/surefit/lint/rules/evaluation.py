@@ -27,8 +27,6 @@ GENEROUS = 8
 """Upper bound on the characters per token, averaged over an answer. English prose has four to five with any current
 vocabulary, JSON and code have fewer."""
 TRUNCATED_SHARE = 0.05
-ALWAYS_MEASURED = ("eval_loss", "eval_perplexity")
-"""Metrics that are measured at every checkpoint without generating answers."""
 
 
 @rule("EVL001", "sampled-scores", severity="warning")
@@ -203,8 +201,8 @@ def best_metric_never_measured(config: SureFitConfig, setup: Setup) -> Iterator[
     """The best checkpoint is chosen by a metric that is not measured during training.
 
     ## What it does
-    Looks for a `checkpoint.metric_for_best_model` other than `eval_loss` and `eval_perplexity` while
-    `evaluate.in_training` is off.
+    Looks for a `checkpoint.metric_for_best_model` other than `eval_loss` and `eval_perplexity` (for pairs
+    `eval_rewards/accuracies` and `eval_rewards/margins`) while `evaluate.in_training` is off.
 
     ## Why it is bad
     Task metrics need generated answers. Without them no checkpoint has a score, so none is the best, and early stopping
@@ -222,11 +220,12 @@ def best_metric_never_measured(config: SureFitConfig, setup: Setup) -> Iterator[
     is not found in the evaluation metrics".
     """
     metric = config.checkpoint.metric_for_best_model
-    if setup.tool == "surefit" and metric not in (None, *ALWAYS_MEASURED) and not config.evaluate.in_training:
+    known = config.objective.always_measured
+    if setup.tool == "surefit" and metric not in (None, *known) and not config.evaluate.in_training:
         yield Finding(
             field="checkpoint.metric_for_best_model",
             message=f"the best checkpoint is chosen by {metric}, which is not measured during training",
-            help="write evaluate.in_training: true, or metric_for_best_model: eval_loss",
+            help=f"write evaluate.in_training: true, or metric_for_best_model: {' or '.join(known)}",
         )
 
 
@@ -291,9 +290,9 @@ def metric_unknown(context: LintContext, config: SureFitConfig) -> Iterator[Find
     SureFit's own `evaluate` used to stop this late. transformers reports such a name at the first checkpoint;
     huggingface/transformers#31450 improved the message, because metric names are not obvious.
     """
-    gate = config.evaluate.gate
+    gate, known = config.evaluate.gate, config.objective.always_measured
     metric_by_field = {"evaluate.gate.metric": gate.metric if gate else None}
-    if config.evaluate.in_training and config.checkpoint.metric_for_best_model not in ALWAYS_MEASURED:
+    if config.evaluate.in_training and config.checkpoint.metric_for_best_model not in known:
         metric_by_field["checkpoint.metric_for_best_model"] = config.checkpoint.metric_for_best_model
     samples = config.evaluate.samples
     for field, name in metric_by_field.items():
