@@ -14,7 +14,6 @@ from surefit.facts.families import size_in_name
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
-from surefit.lint.rules.evaluation import ALWAYS_MEASURED
 
 TINY = 20_000_000
 ADAPTERS = ("lora", "dora")
@@ -361,7 +360,7 @@ def patience_never_runs_out(config: SureFitConfig, resolved: ResolvedConfig, set
         return
     if config.data.holds_nothing_out:
         return  # EVL032 reports that nothing is measured
-    by_loss = config.checkpoint.metric_for_best_model in (None, *ALWAYS_MEASURED)
+    by_loss = config.checkpoint.metric_for_best_model in (None, *config.objective.always_measured)
     eval_steps = config.train.eval_steps if by_loss else None
     measurements = count_due_steps(total, save_steps, eval_steps)
     if patience + 1 >= measurements:
