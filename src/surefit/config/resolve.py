@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from surefit import __version__
-from surefit.config.by_objective import decide_by_objective, find_unread_keys
+from surefit.config.by_objective import decide_by_objective
 from surefit.config.by_rows import decide_by_rows
 from surefit.config.capabilities import conflict_with_trait
 from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, LoadedConfig, is_overridden
@@ -509,9 +509,9 @@ def write_resolved(resolved: ResolvedConfig, path: Path) -> None:
     """Write `resolved.yaml`: a complete config, each value with a comment on its origin."""
     lines = [f"# Written by SureFit {__version__}: every value of the run, and where it came from.", ""]
     open_sections: list[str] = []
-    unread = {dotted for dotted, *_ in find_unread_keys(resolved.config.objective)}
+    read_keys = resolved.config.objective.read_keys
     for dotted, value in iter_config_values(resolved.config):
-        if dotted in unread:
+        if dotted.startswith("objective.") and dotted.removeprefix("objective.") not in read_keys:
             continue
         *sections, leaf = dotted.split(".")
         for depth, name in enumerate(sections):
