@@ -225,7 +225,7 @@ def troubleshooting_page() -> str:
             lines += ["", f"### {_cell(error.title)}", "", "```text", error.example, "```", "", error.cause, ""]
             lines += [f"- {step}" for step in error.fix]
             if error.rule:
-                lines += ["", f"`surefit check` finds the cause before the run: `{error.rule}`."]
+                lines += ["", f"`surefit check` finds one of the causes before the run: `{error.rule}`."]
     return "\n".join(lines) + "\n"
 
 

@@ -117,7 +117,7 @@ def test_only_a_system_prompt_that_all_training_rows_share(
 
     write_rows(tmp_path / "rows.jsonl", systems)
     (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
-    assert _only_system_prompt(load_checked_run(Path("run.yaml"))) == only
+    assert _only_system_prompt(load_checked_run(Path("run.yaml")))[0] == only
 
 
 def test_a_template_that_ollama_cannot_have_is_an_error_before_the_conversion(
@@ -170,3 +170,13 @@ def test_a_dry_run_names_the_files_and_writes_none(surefit: Surefit, certify: Ce
     said = surefit("export", run.path, "--for", "ollama", "--dry-run", "--json")
     assert (said.code, said.json["format"], said.json["output"]) == (0, "gguf", str(run.exports / "ollama"))
     assert not run.exports.exists()
+
+
+@pytest.mark.parametrize(
+    ("systems", "said"), [(["Be brief.", "Be kind."], True), (["Be brief."], False), ([None], False)]
+)
+def test_rows_with_several_system_prompts_are_told_so(
+    surefit: Surefit, certify: Certify, llama_cpp: Path, systems: list[str | None], said: bool
+) -> None:
+    run = certify(systems)
+    assert ("has no SYSTEM" in surefit("export", run.path, "--for", "ollama", "--dry-run").stdout) == said

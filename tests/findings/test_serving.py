@@ -147,3 +147,18 @@ def test_the_card_of_an_adapter_names_its_template_for_tools(tmp_path):
     with_tool_template(tmp_path)
     (note,) = about_tools(card_commands(tmp_path, "B")[1])
     assert f"REPOSITORY/{TEMPLATE_DIR}/tool_use.jinja" in note
+
+
+def test_ollama_is_given_the_modelfile_of_the_export_and_no_other(run):
+    def ollama(place):
+        return build_serving_commands(place).commands["Ollama"]
+
+    write = f"surefit export '{run.path}' --for ollama"
+    made = f"ollama create surefit-model -f '{run.exports / 'ollama' / 'Modelfile'}'"
+    assert ollama(run.path)[:2] == [write, made]
+    folder = run.exports / "ollama"
+    folder.mkdir(parents=True)
+    (folder / "model.gguf").write_bytes(b"GGUF")
+    assert ollama(folder)[:2] == [write, made]
+    (folder / "Modelfile").write_text("FROM ./model.gguf\n")
+    assert ollama(folder)[0] == ollama(run.path)[0] == made

@@ -67,7 +67,7 @@ def export(
     output = output or run.run.exports / (target_tool or format)
     conversion = None if as_it_is else _conversion(run, source, format, outtype, llama_cpp)
     require_export_directory(source, output)
-    ollama = _ollama_settings(run, conversion) if conversion and target_tool else None
+    ollama = _ollama_settings(out, run, conversion) if conversion and target_tool else None
     if score:
         require_held_out(run.resolved.config, "--score")
     if dry_run:
@@ -140,38 +140,45 @@ def _export_as_it_is(run: CheckedRun, source: CertifiedModel, output: Path, form
     return export_hub(source, output, card)
 
 
-def _ollama_settings(run: CheckedRun, conversion: Conversion) -> OllamaSettings:
+def _ollama_settings(out: Output, run: CheckedRun, conversion: Conversion) -> OllamaSettings:
     """Return what the Modelfile says, before the weights are converted: the chat template may not be possible."""
     from surefit.facts.tokenizer import GENERATION_CONFIG
-    from surefit.merge.modelfile import OllamaSettings, require_turn_texts
+    from surefit.merge.modelfile import OllamaSettings, quoted_texts, require_turn_texts
     from surefit.model.tokenizer import load_tokenizer
 
     config = run.resolved.config
     tokenizer = load_tokenizer(conversion.section)
+    system, number = _only_system_prompt(run)
+    if number > 1:
+        out.say("The Modelfile has no SYSTEM: the training rows have different system prompts, or some have none")
     generation = conversion.source / GENERATION_CONFIG
     ids = read_json(generation).get("eos_token_id") if generation.is_file() else None
     ids = [*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]
     tokens = [str(tokenizer.convert_ids_to_tokens(number)) for number in ids if number is not None]
-    return OllamaSettings(
+    settings = OllamaSettings(
         texts=require_turn_texts(tokenizer, str(conversion.source)),
         bos=tokenizer.bos_token,
-        system=_only_system_prompt(run),
+        system=system,
         stops=[*tokens, *run.recipe.stop],
         max_length=config.data.max_length,
         temperature=config.evaluate.temperature,
     )
+    quoted_texts(settings, str(run.run.path))
+    return settings
 
 
-def _only_system_prompt(run: CheckedRun) -> str | None:
-    """Return the system prompt that all training rows have; None where they have none, or several."""
+def _only_system_prompt(run: CheckedRun) -> tuple[str | None, int]:
+    """Return the system prompt that all training rows have, None where they have none or several; and how many
+    different ones there are, none at all counted as one."""
     from surefit.data.rows.layouts import read_splits
 
     config = run.resolved.config
     train, _ = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     first = [example.prompt[0] if example.prompt else {} for example in train]
     prompts = {turn.get("content") if turn.get("role") == "system" else None for turn in first}
-    only = prompts.pop() if len(prompts) == 1 else None
-    return only if isinstance(only, str) else None
+    number = len(prompts)
+    only = prompts.pop() if number == 1 else None
+    return (only if isinstance(only, str) else None), number
 
 
 def _convert(

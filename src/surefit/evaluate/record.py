@@ -14,7 +14,7 @@ from surefit.config.schema import SureFitConfig
 from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
 from surefit.evaluate.answer_cache import AnswerCache
-from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, READ_COUNTS, READ_WITH, checkpoint_step
+from surefit.evaluate.answers import BASELINE, CUT, GRAMMAR, PREDICTIONS, READ_COUNTS, READ_WITH, checkpoint_step
 from surefit.evaluate.estimates import compute_estimates, documents
 from surefit.evaluate.gate import gate_metric
 from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
@@ -217,8 +217,9 @@ class ResultStore:
         if difference := _differing(settings, record["decoding"]):
             return f"generated with {difference}"
         limit = record.get(READ_WITH, {}).get("max_length", self.config.data.max_length)
-        if limit != self.config.data.max_length:
-            return f"its likelihoods were read with data.max_length {limit}, not {self.config.data.max_length}"
+        current = self.config.data.max_length
+        if limit != current and (record.get(CUT, 0) or current < limit):  # else every answer was read whole, by both
+            return f"its likelihoods were read with data.max_length {limit}, not {current}"
         recorded_rows = [(line["index"], line["where"], line["gold"]) for line in lines]
         if recorded_rows != [
             (i, w, e.completion) for i, w, e in zip(rows.indices, rows.where, rows.examples, strict=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from surefit.core.errors import ModelError
 from surefit.facts.gguf import GgufHeader
+from surefit.facts.gguf_tokenizer import SPLITS
 from surefit.facts.turn_texts import Conversation, TurnTexts, find_turn_texts
 
 MODELFILE = "Modelfile"
@@ -79,15 +80,17 @@ def require_turn_texts(tokenizer: object, path: str) -> TurnTexts | None:
 
 
 def modelfile_text(settings: OllamaSettings, file: str, header: GgufHeader) -> str:
-    """Return the Modelfile for a GGUF file beside it."""
+    """Return the Modelfile for a GGUF file beside it.
+
+    Raises:
+        ModelError: the system prompt or a stop text cannot be quoted.
+    """
     texts = settings.texts
     if texts is not None and settings.bos and adds_bos(header):
         texts = texts.without_start(settings.bos)
     lines = [f"FROM ./{file}", f'TEMPLATE """{texts.go_template() if texts else PLAIN}"""']
-    if settings.system is not None and (system := quoted(settings.system)) is not None:
-        lines.append(f"SYSTEM {system}")
-    stops = [stop for text in dict.fromkeys(settings.stops) if (stop := quoted(text)) is not None]
-    lines += [f"PARAMETER stop {stop}" for stop in stops]
+    system, stops = quoted_texts(settings, file)
+    lines += [f"SYSTEM {text}" for text in system] + [f"PARAMETER stop {text}" for text in stops]
     most = header.of_model("context_length")
     context = max(settings.max_length, LEAST_CONTEXT)
     lines += [
@@ -95,12 +98,37 @@ def modelfile_text(settings: OllamaSettings, file: str, header: GgufHeader) -> s
         f"PARAMETER temperature {settings.temperature:g}",
         "PARAMETER repeat_penalty 1",  # Ollama's default of 1.1 changes greedy answers
     ]
+    if settings.temperature > 0:  # evaluate samples from all tokens; Ollama's defaults keep 40 of them, and 0.9
+        lines += ["PARAMETER top_k 0", "PARAMETER top_p 1", "PARAMETER min_p 0"]
     return "\n".join(lines) + "\n"
+
+
+def quoted_texts(settings: OllamaSettings, path: str) -> tuple[list[str], list[str]]:
+    """Return the system prompt, if there is one, and the stop texts, as a Modelfile quotes them.
+
+    Raises:
+        ModelError: one cannot be quoted; without it the model would answer otherwise than in training.
+    """
+    texts = {"system prompt": [] if settings.system is None else [settings.system],
+             "stop text": list(dict.fromkeys(settings.stops))}  # fmt: skip
+    for kind, ones in texts.items():
+        for text in ones:
+            if quoted(text) is None:
+                raise ModelError(
+                    f"a Modelfile cannot quote this {kind}: {text[:80]!r}",
+                    code="E6890",
+                    path=path,
+                    help="quotation marks cannot stand at its ends, nor three together. Change the text in the rows or "
+                    "run `surefit export RUN --format gguf` and give the text with each request",
+                )
+    system, stops = ([str(quoted(text)) for text in ones] for ones in texts.values())
+    return system, stops
 
 
 def adds_bos(header: GgufHeader) -> bool:
     """Return whether llama.cpp begins a text with the token for that, which a template then must not write."""
-    default = header.metadata.get("tokenizer.ggml.model") == "llama"
+    split = SPLITS.get(str(header.metadata.get("tokenizer.ggml.pre")))
+    default = header.metadata.get("tokenizer.ggml.model") == "llama" or (split is not None and split.starts)
     return bool(header.metadata.get("tokenizer.ggml.add_bos_token", default))
 
 

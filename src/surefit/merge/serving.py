@@ -21,6 +21,7 @@ from surefit.facts.lora_settings import is_off
 from surefit.facts.named_templates import DEFAULT, TOOL_USE, template_files, templates_in
 from surefit.facts.tokenizer import GENERATION_CONFIG
 from surefit.merge.export_manifest import MANIFEST
+from surefit.merge.modelfile import MODELFILE
 from surefit.model.tokenizer import model_path
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -61,13 +62,11 @@ def build_serving_commands(target: Path) -> ServingCommands:
         return _gguf(directory, run)
     config = read_json(directory / "config.json")
     facts = _facts(directory, config)
-    length = facts["context length"]
     quantised = (config.get("quantization_config") or {}).get("quant_method")
     commands = model_commands(str(directory), facts)
     notes = _notes(directory, facts, quantised)
     if quantised is None:
-        commands["Ollama"] = _ollama(directory, length, [name for name, _ in _stops(directory, config) if name])
-        notes.append("Ollama does not run Jinja: if it does not know the chat template, add TEMPLATE to the Modelfile")
+        commands["Ollama"] = _ollama(directory, run)
     if run is not None and run.adapter.is_dir() and not target.joinpath(MANIFEST).exists():
         adapter_lines, adapter_notes = adapter_commands(_of_run(run, directory, config, facts))
         commands, notes = commands | adapter_lines, notes + adapter_notes
@@ -124,13 +123,18 @@ def _stops(directory: Path, config: Mapping[str, Any]) -> list[tuple[str, int]]:
     return [(names.get(number, ""), number) for number in ids]
 
 
-def _ollama(place: Path, length: str | None, stops: list[str]) -> list[str]:
-    """Return Ollama's commands, with greedy decoding as for the run's scores."""
-    lines = [f"FROM {place.absolute()}", "PARAMETER temperature 0"]
-    lines += [f"PARAMETER num_ctx {length}"] if length and length != "auto" else []
-    lines += [f"PARAMETER stop {json.dumps(stop)}" for stop in stops]
-    quoted_lines = " ".join(shlex.quote(line) for line in lines)
-    return [f"printf '%s\\n' {quoted_lines} > Modelfile", f"ollama create {NAME}", f"ollama run {NAME}"]
+def _ollama(directory: Path, run: RunDir | None) -> list[str]:
+    """Return Ollama's commands: by the Modelfile that `export --for ollama` wrote, or after that export.
+
+    Only the export writes a Modelfile: Ollama runs no Jinja, so the chat template has to stand in it in Go's language.
+    """
+    modelfile = directory / MODELFILE
+    lines = []
+    if not modelfile.is_file():
+        modelfile = (run.exports / "ollama" if run else Path("DIR")) / MODELFILE
+        target = shlex.quote(str(run.path)) if run else "RUN"
+        lines = [] if modelfile.is_file() else [f"surefit export {target} --for ollama"]
+    return [*lines, f"ollama create {NAME} -f {shlex.quote(str(modelfile))}", f"ollama run {NAME}"]
 
 
 def _notes(directory: Path, facts: Mapping[str, str], quantised: str | None) -> list[str]:
@@ -337,11 +341,7 @@ def _gguf(directory: Path, run: RunDir | None) -> ServingCommands:
     length = read_json(directory / "config.json").get("max_position_embeddings") if _has_config(directory) else None
     context = f" -c {length}" if length else ""
     commands = {
-        "Ollama": [
-            f"printf 'FROM %s\\n' {quoted_path} > Modelfile",
-            "ollama create surefit-model",
-            "ollama run surefit-model",
-        ],
+        "Ollama": _ollama(directory, run),
         "llama.cpp": [f"llama-server -m {quoted_path}{context} --jinja"],
     }
     return ServingCommands({"model": f"GGUF, {file.name}", "context length": str(length or "auto")}, commands, [], run)

@@ -13,10 +13,10 @@ from tests.unit.evaluate.test_runner import RECIPE as LETTER_RECIPE
 
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError
-from surefit.core.rundir import read_json
+from surefit.core.rundir import read_json, write_json
 from surefit.data.tokens.tokenize import encode, tokenize_prompt
 from surefit.evaluate import likelihood as likelihood_module
-from surefit.evaluate.answers import READ_WITH
+from surefit.evaluate.answers import CUT, READ_WITH
 from surefit.evaluate.free_text import LOSS, OTHER_LOSS
 from surefit.evaluate.inference import LocalModel
 from surefit.evaluate.likelihood import pair_with_other_prompts, read_answer_likelihoods, reference_tokens
@@ -232,6 +232,13 @@ def test_each_set_is_decided_by_its_own_answers(letters):  # noqa: F811
     files = ResultStore(other, FREE, letters.run)
     fault = files.read("eval", "base", record["decoding"], select_eval_rows("eval", sets["eval"], None))
     assert "data.max_length" in fault
+    data = letters.config.data.model_copy(update={"max_length": 2 * letters.config.data.max_length})
+    longer = ResultStore(letters.config.model_copy(update={"data": data}), FREE, letters.run)
+    rows = select_eval_rows("eval", sets["eval"], None)
+    kept, _ = longer.read("eval", "base", record["decoding"], rows)  # every answer was read whole, and would be again
+    path = letters.run.eval / "eval" / "base.json"
+    write_json(path, kept | {CUT: 1})
+    assert "data.max_length" in longer.read("eval", "base", record["decoding"], rows)
 
 
 def test_a_recipe_that_lists_the_likelihood_has_it_beside_its_own_metric(letters):  # noqa: F811

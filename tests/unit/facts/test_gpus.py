@@ -42,6 +42,8 @@ WITHOUT_BF16 = {key for key, gpu in GPUS.items() if gpu.architecture in OLDER}
         ("RTX 3060 12 GB", "rtx3060-12"),
         ("NVIDIA RTX A2000 12GB", "rtx-a2000-12"),
         ("RTX A2000 6 GB", "rtx-a2000-6"),
+        ("a2000-12", "rtx-a2000-12"),
+        ("A2000-6", "rtx-a2000-6"),
         ("NVIDIA B300 SXM6 AC", "b300"),
         ("NVIDIA H200 NVL", "h200-nvl"),
         ("AMD Instinct MI250", "mi250"),

@@ -45,7 +45,15 @@ def test_a_modelfile_has_the_prompt_and_the_settings_of_the_scores() -> None:
 
 @pytest.mark.parametrize(
     ("metadata", "written"),
-    [({"add_bos_token": True}, False), ({"add_bos_token": False}, True), ({"model": "llama"}, False), ({}, True)],
+    [
+        ({"add_bos_token": True}, False),
+        ({"add_bos_token": False}, True),
+        ({"model": "llama"}, False),
+        ({}, True),
+        ({"pre": "llama-bpe"}, False),
+        ({"pre": "llama-bpe", "add_bos_token": False}, True),
+        ({"pre": "qwen2"}, True),
+    ],
 )
 def test_the_beginning_of_a_text_is_written_once(metadata: dict[str, Any], written: bool) -> None:
     assert ("<s>" in modelfile_text(settings(), "model.gguf", header(**metadata))) == written
@@ -59,7 +67,14 @@ def test_the_context_holds_the_rows_and_is_the_models_at_most(max_length: int, c
 def test_texts_that_a_modelfile_cannot_quote() -> None:
     assert quoted('"Yes."') is None
     assert quoted('a """ b') is None
-    assert "SYSTEM" not in modelfile_text(settings(system='"Yes."'), "model.gguf", header())
+    for change in ({"system": '"Yes."'}, {"stops": ['"""']}):
+        with pytest.raises(ModelError, match=r"cannot quote this (system prompt|stop text)"):
+            modelfile_text(settings(**change), "model.gguf", header())
+
+
+def test_sampling_is_from_all_tokens_as_in_evaluate() -> None:
+    text = modelfile_text(settings(temperature=0.5), "model.gguf", header())
+    assert "PARAMETER top_k 0\nPARAMETER top_p 1\nPARAMETER min_p 0\n" in text
 
 
 def test_a_model_that_continues_text_gets_its_prompt_alone() -> None:
