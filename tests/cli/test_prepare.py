@@ -64,6 +64,14 @@ def test_a_resumed_run_sees_the_same_shards(surefit: Surefit, config: Path) -> N
     assert "data.train: content was" in again.text
 
 
+def test_pairs_are_refused_before_anything_is_written(surefit: Surefit, config: Path) -> None:
+    """Shards hold single answers: those of pairs would be the chosen ones alone."""
+    answer = surefit("prepare", config, *SHARDS, "--set", "objective.name=dpo", "--json")
+    assert answer.code == EXIT_USAGE
+    assert "writes single answers, not pairs" in answer.text
+    assert not Path("shards").exists()
+
+
 def test_the_check_says_what_is_wrong_with_shards(surefit: Surefit, config: Path) -> None:
     missing = surefit("check", config, *SHARDS)
     assert missing.code == EXIT_FINDINGS

@@ -20,7 +20,7 @@ from safetensors.torch import load_file as load_tensors
 
 from surefit.core.errors import ConfigError, GateError, Interrupted
 from surefit.core.rundir import read_jsonl
-from surefit.train import loop, reference
+from surefit.train import first_batch, loop, reference
 from surefit.train.first_batch import closed_form
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -203,30 +203,39 @@ def test_other_rows_are_refused_by_name(base: Path, tmp_path: Path) -> None:
     assert error.value.field == "objective.beta"
 
 
-@pytest.mark.parametrize("damage", ["cut", "numbers"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "of another model"])
 def test_a_damaged_reference_is_noticed(base: Path, tmp_path: Path, damage: str, monkeypatch: Any) -> None:
-    """A file that cannot be read is computed again; numbers that are not the model's stop the run before any step."""
+    """A file that cannot be read, or was changed, is computed again; numbers that are not the model's stop the run
+    before any step."""
     tiny_run.training(settings(base, tmp_path / "good", max_steps=2)).fit()
     out = tmp_path / "bad"
     out.mkdir()
     file = out / "reference.safetensors"
     content = (tmp_path / "good" / "reference.safetensors").read_bytes()
-    if damage == "cut":
-        file.write_bytes(content[:-8])
+    if damage != "of another model":
+        file.write_bytes(content[:-8] if damage == "cut" else content[:-6] + b"\x01" + content[-5:])
         result = tiny_run.training(settings(base, out, max_steps=2)).fit()
         assert any("damaged" in note for note in result.notes)
         return
     from safetensors import safe_open
 
     with safe_open(tmp_path / "good" / "reference.safetensors", framework="numpy") as opened:
-        key = opened.metadata()
+        key = opened.metadata()["key"]
     numbers = stored(tmp_path / "good")
-    save_file(numbers | {"train": numbers["train"] + np.float32(0.01)}, file, key)
+    numbers["train"] += np.float32(0.01)
+    save_file(numbers, file, {"key": key, "sha256": reference._sha256(numbers)})
     with pytest.raises(GateError) as error:
         tiny_run.training(settings(base, out, max_steps=2)).fit()
     assert error.value.field == "objective"
     assert not json.loads((out / "first_batch.json").read_text())["passed"]
     assert not (out / "checkpoints").exists()
+
+
+def test_another_process_that_is_off_stops_all(base: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(first_batch, "all_gather", lambda value, world: [value, 0.5])
+    with pytest.raises(GateError):
+        tiny_run.training(settings(base, tmp_path, max_steps=1)).fit()
+    assert json.loads((tmp_path / "first_batch.json").read_text())["offset"] == 0.5
 
 
 def test_dropout_that_comes_back_stops_the_run(base: Path, tmp_path: Path, monkeypatch: Any) -> None:

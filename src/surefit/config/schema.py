@@ -301,7 +301,7 @@ class ObjectiveSection(Section):
     the answer's length."""
     beta: Auto | Annotated[float, Field(gt=0, le=100)] = "auto"
     """Strength of the preference term. auto: 0.1 for dpo (sigmoid, ipo) and orpo, 5 for sigmoid_norm, 2 for simpo."""
-    gamma_beta_ratio: Annotated[float, Field(ge=0, le=10)] = 0.5
+    gamma_beta_ratio: Annotated[float, Field(ge=0, le=100)] = 0.5
     """simpo: target margin, divided by beta, in nats per token."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """dpo with sigmoid: assumed share of pairs whose answers were swapped."""

@@ -7,6 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
+from surefit.config.schema import ObjectiveSection
 from surefit.facts.setup import COMPARED
 from surefit.importers import convert as c
 from surefit.importers.config_mapping import ConfigDraft
@@ -134,7 +137,7 @@ def _carry(draft: ConfigDraft, objective: ToolObjective) -> None:
         _put(draft, "objective.beta", beta, objective.beta.key_in(draft.flat) or objective.beta.keys[0])
     margin = objective.margin.value_in(draft.flat)
     if objective.name == "simpo" and margin is not None and beta:
-        key = objective.margin.key_in(draft.flat) or objective.margin.keys[0]
+        key = objective.margin.key_in(draft.flat) or objective.beta.key_in(draft.flat) or objective.margin.keys[0]
         _put(draft, "objective.gamma_beta_ratio", margin / beta, key)
     smoothing = objective.smoothing.value_in(draft.flat)
     if objective.name == "dpo" and objective.loss == "sigmoid" and smoothing:
@@ -155,7 +158,14 @@ def _carry(draft: ConfigDraft, objective: ToolObjective) -> None:
 
 
 def _put(draft: ConfigDraft, dotted: str, value: Any, key: str) -> None:
-    """Write a value of the section `objective`, whether the file sets its key or not."""
+    """Write a value of the section `objective`, whether the file sets its key or not; without a value that the schema
+    rejects there is no SureFit config, as training with the default would be another objective."""
+    try:
+        ObjectiveSection.model_validate({dotted.removeprefix("objective."): value})
+    except ValidationError as error:
+        draft.whole_run = False
+        draft.lose(key, f"{dotted} would be {value:g}: {error.errors()[0]['msg']}")
+        return
     draft.carry(dotted, value, key)
     draft.reach(key)
 

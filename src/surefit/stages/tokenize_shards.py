@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from surefit.config.capabilities import conflict_with_trait
 from surefit.core import env
 from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.lock import hold_lock
@@ -161,6 +162,9 @@ def tokenized_directory(config: SureFitConfig) -> Path:
     Raises:
         ConfigError: it is not set, or cannot be combined with another setting.
     """
+    paired = conflict_with_trait(config, "prepared data")
+    if paired is not None:
+        raise ConfigError(paired.message, code="E8880", field=paired.field, help=paired.help)
     if config.data.tokenized is None:
         raise ConfigError(
             "is not set", code="E8033", field="data.tokenized", help="set it to a directory for the shards"

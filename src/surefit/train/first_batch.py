@@ -18,6 +18,7 @@ from surefit.config.schema import ObjectiveSection, SureFitConfig, decided
 from surefit.core.errors import GateError
 from surefit.core.rundir import RunDir, write_json
 from surefit.parallel.engine import Engine
+from surefit.parallel.process_group import all_gather
 from surefit.train.loss import exact_token_losses
 from surefit.train.objectives.pairs import Batch, PairObjective, PairTotals, sum_answers
 from surefit.train.sampler import dropout_seed
@@ -107,6 +108,7 @@ def check_first_batch(
                 offsets = (answers.log_probs - answers.reference).abs() / answers.tokens
                 offset = max(offset, float(offsets.nan_to_num(nan=math.inf).max()))
     loss, term, nll = (engine.total(value) for value in (loss, term, nll))
+    offset = max(all_gather(offset, engine.world))  # all processes judge alike: one that goes on alone would wait
     form = closed_form(section)
     sft = objective.sft_weight * nll / max(1, totals.chosen)
     expected = (term / totals.divisor if form is None else form) + sft

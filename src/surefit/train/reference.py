@@ -6,7 +6,8 @@ LoRA, a continued adapter, full fine-tuning and quantized weights alike, and no 
 
 RUN/reference.safetensors    train  (pairs, 2) float32  chosen and rejected, in nats; NaN for pairs that no step sees
                              eval   (held-out pairs, 2)
-                             metadata: {"key": …}, the hash of all that the numbers depend on
+                             metadata: {"key": …}, the hash of all that the numbers depend on, and {"sha256": …},
+                             the numbers' own
 
 The pass goes through the micro batches of the steps, so that a step sees numbers that were computed from the same
 tensors. It is saved from time to time, and a run that was killed meanwhile continues it.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,10 +26,11 @@ import numpy.typing as npt
 import safetensors.numpy
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedConfig
 
 from surefit.core.errors import GateError
 from surefit.core.rundir import write_atomic
-from surefit.model.identity import tensor_sha256
+from surefit.model.identity import named_tensors_sha256, tensor_sha256
 from surefit.parallel.engine import Engine
 from surefit.parallel.process_group import all_gather, run_on_rank0
 from surefit.train.batches import MicroBatcher
@@ -38,27 +41,52 @@ from surefit.train.sampler import DatasetFingerprint
 SAVED_EVERY = 256
 """Pairs between two saves of a pass; at least a hundredth of all pairs."""
 
+FACTOR = re.compile(r"(\.lora_(?:embedding_)?)([AB])\.")
+"""LoRA's two factors, by the names of PEFT; of a new pair one is zero, an embedding's A or another layer's B."""
+
 References = dict[str, npt.NDArray[np.float32]]
 """The tensors of the file: train and eval."""
 
 
 def reference_key(model: torch.nn.Module, dtype: str, survey: DatasetFingerprint, held_out: DatasetFingerprint) -> str:
     """Return the hash of all that a reference depends on: every weight of the model at step 0 (the base's, the
-    adapter's), the dtype of the computation, and the tokens of all pairs. About a second per GB of weights."""
+    adapter's), the dtype of the computation, and the tokens of all pairs. About a second per GB of weights.
+
+    A factor of LoRA counts only where the other one is not zero: a new one is random, and of no effect.
+    """
+    named = dict(model.named_parameters())
+    zero = [name for name, tensor in named.items() if FACTOR.search(name) and not tensor.any()]
+    idle = {FACTOR.sub(lambda match: f"{match[1]}{'A' if match[2] == 'B' else 'B'}.", name) for name in zero}
     # Without names: switches that rename modules, such as compiled layers, may change on resume.
-    weights = sorted(tensor_sha256(tensor) for tensor in model.parameters())
+    weights = sorted(tensor_sha256(tensor) for name, tensor in named.items() if name not in idle)
     return hashlib.sha256(json.dumps([dtype, survey.sha256, held_out.sha256, weights]).encode()).hexdigest()
 
 
 def switch_off_dropout(model: torch.nn.Module) -> int:
-    """Set the dropout of the model's own modules to 0, as the reference has none; return how many had some."""
-    found = 0
+    """Set the dropout of the model's own modules to 0, as the reference has none; return how many had some.
+
+    Many families keep rates as plain numbers, of the module (OPT, BLOOM, StarCoder2) or of the config, which some read
+    in the forward pass (Falcon).
+    """
+    found, configs = 0, {}
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0:
             module.p, found = 0.0, found + 1
-        elif isinstance(getattr(module, "attention_dropout", None), float) and module.attention_dropout:
-            module.attention_dropout, found = 0.0, found + 1  # type: ignore[assignment]
+        elif rates := _dropout_rates(module):
+            vars(module).update(dict.fromkeys(rates, 0.0))
+            found += 1
+        config = vars(module).get("config")
+        if isinstance(config, PreTrainedConfig):
+            configs[id(config)] = config
+    for config in configs.values():
+        for name in _dropout_rates(config):
+            setattr(config, name, 0.0)
     return found
+
+
+def _dropout_rates(owner: object) -> list[str]:
+    """Return the names of the attributes that are a dropout rate above 0."""
+    return [name for name, value in vars(owner).items() if "drop" in name and isinstance(value, float) and value > 0]
 
 
 class StoredReference:
@@ -93,14 +121,14 @@ class StoredReference:
             return "absent", {}
         try:
             with safe_open(self.path, framework="numpy") as file:
-                key = (file.metadata() or {}).get("key")
+                metadata = file.metadata() or {}
                 values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError):
             return "damaged", {}
-        if key != self.key:
+        if metadata.get("key") != self.key:
             return "another", {}
         fits = {name: array.shape for name, array in values.items()} == {n: a.shape for n, a in self.values.items()}
-        return ("found", values) if fits else ("damaged", {})
+        return ("found", values) if fits and metadata.get("sha256") == _sha256(values) else ("damaged", {})
 
     def missing(self) -> int:
         """Return the number of pairs that the run needs and the file lacks."""
@@ -185,7 +213,7 @@ class StoredReference:
                 self.values[name][pair] = value
 
     def _write(self) -> None:
-        content = safetensors.numpy.save(self.values, {"key": self.key})
+        content = safetensors.numpy.save(self.values, {"key": self.key, "sha256": _sha256(self.values)})
         run_on_rank0(self.engine.world, lambda: write_atomic(self.path, content))
 
     def held_out_means(self) -> tuple[float, float] | None:
@@ -197,6 +225,10 @@ class StoredReference:
         """Give the batchers their numbers."""
         for name, batcher in self.batchers.items():
             batcher.reference = self.values[name]
+
+
+def _sha256(values: References) -> str:
+    return named_tensors_sha256({name: torch.from_numpy(array) for name, array in values.items()})
 
 
 def _known(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:

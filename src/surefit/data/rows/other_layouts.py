@@ -26,12 +26,9 @@ PREFERENCES = (
     ("preferred", "dispreferred"),
     ("preferred", "rejected"),
     ("better", "worse"),
-    ("best", "worst"),
     ("winner", "loser"),
-    ("win", "lose"),
-    ("positive", "negative"),
 )
-"""Columns of pairs of a better and a worse answer."""
+"""Columns of pairs of a better and a worse answer. Not `positive` and `negative`: those are passages of retrieval."""
 QUESTIONS = ("instruction", "prompt", "query", "question", "problem", "input", "user", "human", "input_text")
 ANSWERS = (
     "output",
@@ -195,6 +192,8 @@ def pair_columns(columns: Sequence[str]) -> dict[str, str]:
 
     >>> pair_columns(["query", "response_chosen", "response_rejected"])
     {'chosen': 'response_chosen', 'rejected': 'response_rejected', 'prompt': 'query'}
+    >>> pair_columns(["query", "positive", "negative"]), pair_columns(["prompt", "win", "lose"])
+    ({}, {})
     """
     lower = {name.lower(): name for name in columns}
     answers = next(((lower[a], lower[b]) for a, b in PREFERENCES if a in lower and b in lower), None)

@@ -27,7 +27,7 @@ def identical_answers(audit: AuditFacts) -> Iterator[Finding]:
 
     ## Why it is bad
     Both log-probabilities are the same, so that the gradient of the preference is zero: the pair costs time, and counts
-    as one that the model gets wrong.
+    half in the accuracy.
 
     ## Example
     `{"prompt": "2 + 2?", "chosen": "4", "rejected": "4 "}`.
