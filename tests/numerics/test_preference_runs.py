@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_tensors
 
-from surefit.core.errors import ConfigError, GateError, Interrupted
+from surefit.core.errors import ConfigError, GateError, Interrupted, MachineError
 from surefit.core.rundir import read_jsonl
 from surefit.train import first_batch, loop, reference
 from surefit.train.first_batch import closed_form
@@ -236,6 +236,15 @@ def test_another_process_that_is_off_stops_all(base: Path, tmp_path: Path, monke
     with pytest.raises(GateError):
         tiny_run.training(settings(base, tmp_path, max_steps=1)).fit()
     assert json.loads((tmp_path / "first_batch.json").read_text())["offset"] == 0.5
+
+
+def test_too_little_memory_for_the_check_is_explained(base: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def out_of_memory(*given: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop, "check_first_batch", out_of_memory)
+    with pytest.raises(MachineError, match="the first batch"):
+        tiny_run.training(settings(base, tmp_path, max_steps=1)).fit()
 
 
 def test_dropout_that_comes_back_stops_the_run(base: Path, tmp_path: Path, monkeypatch: Any) -> None:

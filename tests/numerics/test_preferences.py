@@ -17,6 +17,7 @@ from peft import LoraConfig, get_peft_model
 from surefit.config.schema import ObjectiveSection
 from surefit.data.tokens.collate import collate, collate_packed, describe_pairs
 from surefit.model import attention
+from surefit.train import loss
 from surefit.train.loss import exact_token_losses, token_losses
 from surefit.train.objectives.pairs import PairObjective
 from surefit.train.optim import MasterAdamW
@@ -213,6 +214,17 @@ def test_exact_losses_are_the_losses() -> None:
         exact = exact_token_losses(model, batch, chunked)
         assert exact.dtype == torch.float64
         assert torch.allclose(losses.double(), exact, atol=1e-5)
+
+
+def test_exact_losses_take_few_rows_of_float64_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = model_of("lora"), batch_of(tiny_run.pairs(PAIRS), reference())
+    whole, sizes = exact_token_losses(model, batch, False), []
+    inner = loss.F.cross_entropy
+    monkeypatch.setattr(loss, "LOSS_TILE", 3)
+    monkeypatch.setattr(loss.F, "cross_entropy", lambda a, *b, **c: (sizes.append(len(a)), inner(a, *b, **c))[1])
+    assert torch.equal(exact_token_losses(model, batch, False), whole)
+    assert max(sizes) == 3
+    assert sum(sizes) == len(whole)
 
 
 def test_bfloat16_log_probabilities_are_summed_in_float32() -> None:

@@ -229,7 +229,7 @@ def _render_sample(
     observations = {
         **check.observations,
         **find_unread_columns(found.rows, found.recipe, config.data.format, tokenizer),
-        **_pair_observations(found.rows, sample),
+        **_pair_observations(found.rows, sample, found.recipe.column_names),
     }
     renderable_sample = drop_unrenderable(sample, check)
     problem = build_template_error(check, sample, found.rows.source, SKIP_ROWS_HELP)
@@ -238,13 +238,13 @@ def _render_sample(
     return renderable_sample or None, observations, [problem] if problem else []
 
 
-def _pair_observations(rows: Rows, sample: Examples) -> Mapping[str, Observation]:
+def _pair_observations(rows: Rows, sample: Examples, names: Mapping[str, str]) -> Mapping[str, Observation]:
     """Return the observations on the sample's pairs of answers; none where it has none."""
     from surefit.data.audit.pairs import observe_pairs
     from surefit.data.rows.sampling import sample_rows
 
     sampled = sample_rows(rows)
-    return observe_pairs(sample, sampled, sampled.where)
+    return observe_pairs(sample, sampled, sampled.where, names)
 
 
 def _examples(

@@ -274,7 +274,8 @@ class Trainer:
             return
         micros = self.batches.of_step(0)[: AUDITED * self.batches.ranks]
         batches = [self.batches.make(micro) for micro in self.batches.share(micros, self.engine.data_rank)]
-        result = check_first_batch(self.model, batches, self.objective, self.config, self.engine)
+        with self._explained("in the check of the first batch, before the first step"):
+            result = check_first_batch(self.model, batches, self.objective, self.config, self.engine)
         self.expert_use.taken()  # discard the counts of the check
         if self.world.is_first:
             with skip_if_disk_full():

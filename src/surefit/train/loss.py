@@ -73,8 +73,13 @@ def exact_token_losses(model: torch.nn.Module, batch: Mapping[str, Any], chunked
     inputs, rows, targets = _inputs(model, batch)
     if not chunked or chunked_loss_obstacle(model) is not None:
         with avoid_mask_syncs(batch):
-            logits = model(**inputs).logits.flatten(0, 1).index_select(0, rows)
-        return F.cross_entropy(logits.double(), targets, reduction="none")
+            logits = model(**inputs).logits.flatten(0, 1)
+        losses = torch.empty(len(rows), dtype=torch.float64, device=logits.device)
+        # In float64 a few hundred rows at a time: all would take several times the memory of a step.
+        for start in range(0, len(rows), LOSS_TILE):
+            part = slice(start, start + LOSS_TILE)
+            losses[part] = F.cross_entropy(logits[rows[part]].double(), targets[part], reduction="none")
+        return losses
     with avoid_mask_syncs(batch):
         _, hidden, head, _ = _decode(model, inputs, rows)
     size = max(1, chunk_rows(len(hidden), head.vocabulary, 2 * head.number))

@@ -18,6 +18,7 @@ from surefit.data.audit.pairs import (
     SAME_PROMPT,
     SWAPPED,
     TRUNCATED,
+    find_swapped_scores,
     length_bias,
     observe_pairs,
     word_similarity,
@@ -51,7 +52,7 @@ def observed(tmp_path: Path, rows: list[dict[str, Any]]) -> tuple[dict[str, Obse
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     loaded = load_rows(str(path))
-    sampled = observe_pairs(to_examples(loaded, RECIPE), loaded, loaded.where)
+    sampled = observe_pairs(to_examples(loaded, RECIPE), loaded, loaded.where, {})
     job = AuditJob(source=str(path), columns=(), recipe=lambda: RECIPE, recipe_name="chat")
     return sampled, dict(audit_rows(loaded, job).facts.observations), str(path)
 
@@ -79,7 +80,7 @@ def test_rows_of_one_answer_show_nothing(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a", "completion": "b"}\n', encoding="utf-8")
     rows = load_rows(str(path))
-    assert observe_pairs(to_examples(rows, get_recipe("chat")), rows, rows.where) == {}
+    assert observe_pairs(to_examples(rows, get_recipe("chat")), rows, rows.where, {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -143,3 +144,11 @@ def test_answers_that_differ_beyond_max_length(tmp_path, tokenizer):
     assert observation.examples[0].startswith(f"{path}:1:")
     assert audit.facts.observations["over_max_length"].rows == 2
     assert len(audit.whole) == 6  # two conversations per pair
+
+
+def test_scores_are_swapped_with_the_answers():
+    """The advice for swapped scores, taken, is enough."""
+    row = {"chosen": "a", "rejected": "b", "score_chosen": 2, "score_rejected": 9}
+    assert find_swapped_scores(row, {})
+    assert not find_swapped_scores(row, {"chosen": "rejected", "rejected": "chosen"})
+    assert find_swapped_scores(row | {"score_chosen": 10}, {"chosen": "rejected", "rejected": "chosen"})

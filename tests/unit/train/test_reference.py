@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from surefit.train.reference import reference_key, switch_off_dropout
 from surefit.train.sampler import DatasetFingerprint
@@ -24,9 +26,10 @@ FAMILIES = {
 }
 
 
-def tiny(family: str) -> PreTrainedModel:
+def tiny(family: str) -> Any:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL, **FAMILIES[family]))
+    auto: Any = AutoModelForCausalLM
+    return auto.from_config(AutoConfig.for_model(family, **SMALL, **FAMILIES[family]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

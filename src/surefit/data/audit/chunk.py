@@ -189,11 +189,12 @@ class ChunkAuditor:
     ) -> list[tuple[int, PairFacts]]:
         """Return the facts of the pairs among the examples, and record what is seen in each pair by itself."""
         pairs: list[tuple[int, PairFacts]] = []
+        names = self.question.recipe().column_names
         for index, (row, example) in enumerate(zip(rows, examples, strict=True), start=first):
             if example is None or example.rejected is None:
                 continue
             pairs.append((index, pair_facts(example)))
-            matches = [*find_alike_answers(example), *find_swapped_scores(row), *self._truncated(example)]
+            matches = [*find_alike_answers(example), *find_swapped_scores(row, names), *self._truncated(example)]
             for name, description in matches:
                 tally.add(name, index, description)
         return pairs

@@ -107,12 +107,20 @@ def word_similarity(one: str, other: str) -> float:
     return ratio if ratio >= ALIKE else 0.0
 
 
-def find_swapped_scores(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return whether the scores of a row say that the rejected answer is the better one."""
+def find_swapped_scores(row: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return whether the scores of a row say that the rejected answer is the better one.
+
+    Args:
+        names: `data.columns`; where it swaps the two answers, the scores are swapped with them.
+    """
     scores = scores_of(row)
-    if scores is None or scores[1] >= scores[3]:
+    if scores is None:
         return []
     better, chosen, worse, rejected = scores
+    if (names.get("chosen"), names.get("rejected")) == ("rejected", "chosen"):
+        better, chosen, worse, rejected = worse, rejected, better, chosen
+    if chosen >= rejected:
+        return []
     return [(SWAPPED, f"{better} is {chosen:g}, {worse} is {rejected:g}")]
 
 
@@ -189,7 +197,7 @@ def describe_bias(bias: LengthBias) -> str:
 
 
 def observe_pairs(
-    examples: Examples, rows: Iterable[Mapping[str, Any]], where: Callable[[int], str]
+    examples: Examples, rows: Iterable[Mapping[str, Any]], where: Callable[[int], str], names: Mapping[str, str]
 ) -> dict[str, Observation]:
     """Return the observations on a sample of pairs; none where no example is one.
 
@@ -197,6 +205,7 @@ def observe_pairs(
         examples: the sample.
         rows: the rows of the sample, for their scores.
         where: number of such a row → its place.
+        names: `data.columns`.
     """
     pairs = [(n, example) for n, example in enumerate(examples) if example.rejected is not None]
     if not pairs:
@@ -206,7 +215,7 @@ def observe_pairs(
         for name, description in find_alike_answers(example):
             tally.add(name, number, description)
     for number, row in enumerate(rows):
-        for name, description in find_swapped_scores(row):
+        for name, description in find_swapped_scores(row, names):
             scores.add(name, number, description)
     place = examples.where.__getitem__
     return {
