@@ -17,6 +17,7 @@ from typing import Any
 
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir, read_json
+from surefit.core.units import shell_quote
 from surefit.facts.lora_settings import is_off
 from surefit.facts.named_templates import DEFAULT, TOOL_USE, template_files, templates_in
 from surefit.facts.tokenizer import GENERATION_CONFIG
@@ -132,8 +133,8 @@ def _ollama(directory: Path, run: RunDir | None) -> list[str]:
     lines = []
     if not modelfile.is_file():
         modelfile = (run.exports / "ollama" if run else Path("DIR")) / MODELFILE
-        target = shlex.quote(str(run.path)) if run else "RUN"
-        lines = [] if modelfile.is_file() else [f"surefit export {target} --for ollama"]
+        exported = run.path if run else Path("RUN")
+        lines = [] if modelfile.is_file() else [f"surefit export {shell_quote(exported)} --for ollama"]
     return [*lines, f"ollama create {NAME} -f {shlex.quote(str(modelfile))}", f"ollama run {NAME}"]
 
 
