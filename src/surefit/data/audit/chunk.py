@@ -189,7 +189,7 @@ class ChunkAuditor:
     ) -> list[tuple[int, PairFacts]]:
         """Return the facts of the pairs among the examples, and record what is seen in each pair by itself."""
         pairs: list[tuple[int, PairFacts]] = []
-        names = self.question.recipe().column_names
+        names = self.question.recipe().column_names if self.question.recipe else {}
         for index, (row, example) in enumerate(zip(rows, examples, strict=True), start=first):
             if example is None or example.rejected is None:
                 continue
