@@ -22,7 +22,8 @@ def with_recorded_decisions(loaded: LoadedConfig, run: RunDir, started: Launched
     """Return the config with the decisions of a run that has a checkpoint, in place of "auto".
 
     Rows, devices and memory may be others than at the start, and with them the choice that "auto" would make now: the
-    checkpoint would not fit it. Where the number of devices has changed, the values of `BY_DEVICES` are decided again.
+    checkpoint would not fit it. Where the number of devices has changed, the values of `BY_DEVICES` are decided again,
+    and where the config names another GPU, the micro batch.
 
     Args:
         loaded: the config of the resumed run, with its "auto".
@@ -38,6 +39,8 @@ def with_recorded_decisions(loaded: LoadedConfig, run: RunDir, started: Launched
         return loaded
     processes = started.each * started.nodes if started else count_processes(loaded.config)
     left_out = OF_THIS_START if processes == count_processes(before) else (*OF_THIS_START, *BY_DEVICES)
+    if loaded.config.hardware.gpu != before.hardware.gpu:
+        left_out += (MICRO,)  # which another card's memory decides
     open_keys = {key for key, value in iter_config_values(loaded.config) if value == "auto"}
     if MODE in open_keys and "parallel.cp" in reasons and "parallel.cp" not in loaded.lines:
         open_keys.add("parallel.cp")  # decided together with the mode

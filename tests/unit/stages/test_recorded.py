@@ -63,6 +63,16 @@ def test_with_the_same_devices_nothing_is_decided_again(run: RunDir) -> None:
     assert Path("again.yaml").read_text() == run.resolved.read_text()
 
 
+def test_another_card_gets_a_micro_batch_of_its_own(run: RunDir) -> None:
+    text = run.resolved.read_text()
+    run.resolved.write_text(text.replace("per_device_train_batch_size: 4 ", "per_device_train_batch_size: 2 "))
+    Path("run.yaml").write_text(TEXT.replace("GPU", "h100"))
+    resumed = load_run_context(Path("run.yaml"), resume=True).resolved
+    assert resumed is not None
+    assert resumed.config.train.per_device_train_batch_size == 4
+    assert resumed.config.model.dtype == "float16", "the rest stays as it was decided"
+
+
 def test_values_that_the_file_has_count(run: RunDir) -> None:
     Path("run.yaml").write_text(TEXT.replace("GPU", "t4").replace("global_batch_size: auto", "global_batch_size: 16"))
     resumed = load_run_context(Path("run.yaml"), resume=True)
