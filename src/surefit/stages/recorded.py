@@ -38,7 +38,9 @@ def with_recorded_decisions(loaded: LoadedConfig, run: RunDir, started: Launched
     except (ConfigError, ValueError):  # of another version; the checkpoint's own settings are compared in any case
         return loaded
     processes = started.each * started.nodes if started else count_processes(loaded.config)
-    left_out = OF_THIS_START if processes == count_processes(before) else (*OF_THIS_START, *BY_DEVICES)
+    left_out: tuple[str, ...] = OF_THIS_START
+    if processes != count_processes(before):
+        left_out += BY_DEVICES
     if loaded.config.hardware.gpu != before.hardware.gpu:
         left_out += (MICRO,)  # which another card's memory decides
     open_keys = {key for key, value in iter_config_values(loaded.config) if value == "auto"}
