@@ -25,6 +25,13 @@ def preference() -> Any:
     return module
 
 
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's trainers ask accelerate, which takes these variables, left by whoever ran before, for a launcher's."""
+    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("name", ["dpo sigmoid", "dpo ipo", "dpo sigmoid_norm", "dpo sigmoid + sft", "orpo", "simpo"])
