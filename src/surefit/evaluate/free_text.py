@@ -181,7 +181,11 @@ class FitEffect:
     def document(self) -> dict[str, Any]:
         """Return the effect as eval/summary.json and `--json` show it."""
         texts = {name: getattr(self, name) for name in ("headline", "sentence", "loss_text", "prompt_text")}
-        return asdict(self) | texts
+        intervals = {
+            "change": list(self.change),
+            "prompt_change": None if self.prompt_change is None else list(self.prompt_change),
+        }  # lists, so that a caller in Python gets what the file and `--json` hold
+        return asdict(self) | intervals | texts
 
 
 def _lower(share: float) -> str:
