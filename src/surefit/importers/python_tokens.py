@@ -12,6 +12,7 @@ from typing import Any
 
 from surefit.core.errors import ConfigError
 from surefit.facts.module_names import type_in_name
+from surefit.importers.known import read_schema
 from surefit.importers.python_calls import OTHER_TRAINERS, PRETRAINED, TRAINERS, ScriptCall, read_call
 from surefit.importers.python_rows import find_local_file
 from surefit.importers.python_script import ScriptNotes
@@ -24,26 +25,10 @@ PADDING = ("[PAD]", "<pad>", "<PAD>", "[pad]", "<|pad|>")
 """Padding tokens that scripts invent."""
 HAVE_PADDING = ("gemma", "gemma2", "gemma3_text", "opt", "t5", "bert", "roberta", "distilbert", "deberta-v2", "bloom")
 RESIZES = ("resize_token_embeddings", "setup_chat_format", "clone_chat_template", "add_new_tokens", "smart_tokenizer")
-CLASSES = {
-    "ag_news": 4, "imdb": 2, "rotten_tomatoes": 2, "dbpedia_14": 14, "yelp_review_full": 5, "yelp_polarity": 2,
-    "emotion": 6, "banking77": 77, "snli": 3, "xnli": 3, "sst2": 2, "yahoo_answers_topics": 10, "amazon_polarity": 2,
-    "SetFit/20_newsgroups": 20, "tweet_eval/emoji": 20, "tweet_eval/emotion": 4, "tweet_eval/hate": 2,
-    "tweet_eval/irony": 2, "tweet_eval/offensive": 2, "tweet_eval/sentiment": 3, "glue/cola": 2, "glue/sst2": 2,
-    "glue/mrpc": 2, "glue/qqp": 2, "glue/mnli": 3, "glue/qnli": 2, "glue/rte": 2, "glue/wnli": 2, "super_glue/cb": 3,
-    "super_glue/boolq": 2, "super_glue/rte": 2, "super_glue/wic": 2, "SetFit/sst5": 5, "financial_phrasebank": 3,
-    "conll2003": 9, "wnut_17": 13,
-}  # fmt: skip
+_TABLE = read_schema("label_classes.json")
+CLASSES: dict[str, int] = _TABLE["classes"]
 """Dataset, with its configuration → number of label classes, by its dataset card on the Hub."""
-OWNERS: tuple[str, ...] = (
-    "fancyzhx",
-    "dair-ai",
-    "stanfordnlp",
-    "nyu-mll",
-    "cardiffnlp",
-    "aps",
-    "cornell-movie-review-data",
-)
-OWNERS += ("sh0416", "Yelp", "PolyAI", "mteb", "facebook", "community-datasets", "takala", "eriktks", "leondz")
+OWNERS: list[str] = _TABLE["owners"]
 """Accounts on the Hub that these datasets have moved to."""
 LABELED = ("ForSequenceClassification", "ForTokenClassification")
 MOST_ROWS = 20_000
