@@ -20,10 +20,9 @@ AMD_UNTESTED = "SureFit is for NVIDIA's CUDA: nothing was run on ROCm, this is a
 BF16_CAPABILITY = (8, 0)
 """NVIDIA GPUs multiply bfloat16 natively from compute capability 8.0 (Ampere) on:
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities."""
-FP8_ARCHITECTURES = {"Ada", "Hopper", "Blackwell", "CDNA 3"}
-FLASH_ATTENTION_2 = {"Ampere", "Ada", "Hopper", "Blackwell", "CDNA 2", "CDNA 3"}
-"""Architectures that PyTorch's own flash attention runs on."""
-FLASH_ATTENTION_3 = {"Hopper"}
+TABLE: dict[str, Any] = json.loads((Path(__file__).parent / "gpus.json").read_text(encoding="utf-8"))
+"""Cards and architectures: `features` are those of PyTorch's own kernels, `tensor_ratio` the speed of the tensor cores
+as a multiple of float32 in cards whose rates are computed, `link` a card's link to others in GB/s and its source."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,8 @@ class GpuSpec:
     @property
     def features(self) -> tuple[str, ...]:
         """Names among bf16, fp8, flash-attention-2 and flash-attention-3 that the architecture supports."""
-        supported = {
-            "bf16": self.multiplies_bf16,
-            "fp8": self.architecture in FP8_ARCHITECTURES,
-            "flash-attention-2": self.architecture in FLASH_ATTENTION_2,
-            "flash-attention-3": self.architecture in FLASH_ATTENTION_3,
-        }
-        return tuple(name for name, is_supported in supported.items() if is_supported)
+        features: list[str] = TABLE["architectures"][self.architecture]["features"]
+        return ("bf16", *features) if self.multiplies_bf16 else tuple(features)
 
     def flops(self, dtype: str) -> float | None:
         """Return FLOP/s of matrix products in a torch dtype; a card without bfloat16 computes it in float32."""
@@ -116,9 +110,6 @@ def _gpu(entry: dict[str, Any]) -> GpuSpec:
     )
 
 
-_TENSOR_RATIO = {"Turing": 4.0, "Ampere": 2.0, "Ada": 2.0, "Blackwell": 2.0}
-
-
 def _geforce_rates(entry: dict[str, Any]) -> dict[str, Any]:
     """Return the rates of a GeForce card by its CUDA cores and boost clock in MHz: two operations per core and cycle in
     float32, and in the tensor cores, which accumulate in float32 here, a multiple of that by architecture.
@@ -126,13 +117,14 @@ def _geforce_rates(entry: dict[str, Any]) -> dict[str, Any]:
     The white papers' own figures have these ratios: the RTX 2080 Ti's, 3090's, 4090's and 5090's. The entry's
     `rates_source` is a page on which cores, clock and bandwidth were read; it has none where none was found.
     """
-    cores, boost, architecture = entry["cuda_cores"], entry["boost_mhz"], entry["architecture"]
+    cores, boost = entry["cuda_cores"], entry["boost_mhz"]
+    architecture = TABLE["architectures"][entry["architecture"]]
     fp32 = 2 * cores * boost / 1e6
-    half = _TENSOR_RATIO[architecture] * fp32
+    half = architecture["tensor_ratio"] * fp32
     rates = {"fp16": half, "fp32": fp32}
-    if architecture != "Turing":
+    if entry["architecture"] != "Turing":
         rates |= {"bf16": half, "tf32": half / 2}
-    if architecture in FP8_ARCHITECTURES:
+    if "fp8" in architecture["features"]:
         rates["fp8"] = 2 * half
     source = f"{cores:,} CUDA cores at {boost:,} MHz, tensor cores by the architecture's ratio"
     page = entry.get("rates_source")
@@ -140,10 +132,9 @@ def _geforce_rates(entry: dict[str, Any]) -> dict[str, Any]:
     return {dtype: round(rate, 1) for dtype, rate in rates.items()} | {"rates_source": source}
 
 
-_TABLE = json.loads((Path(__file__).parent / "gpus.json").read_text(encoding="utf-8"))
-GPUS: dict[str, GpuSpec] = {key: _gpu(entry) for key, entry in _TABLE["cards"].items()}
-_ALIASES: dict[str, str] = _TABLE["aliases"]
-_SIZES: dict[str, list[str]] = _TABLE["sizes"]
+GPUS: dict[str, GpuSpec] = {key: _gpu(entry) for key, entry in TABLE["cards"].items()}
+_ALIASES: dict[str, str] = TABLE["aliases"]
+_SIZES: dict[str, list[str]] = TABLE["sizes"]
 """Cards that exist with different amounts of memory under one name, the smallest first."""
 
 

@@ -12,7 +12,7 @@ from surefit.importers import hf
 from surefit.importers.axolotl_data import read_datasets
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
-from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS, key_replacements
+from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS, key_replacements, tool_defaults
 from surefit.importers.paths import count_rows
 from surefit.importers.preferences import (
     OTHERWISE,
@@ -138,14 +138,7 @@ DEPRECATED = key_replacements("axolotl deprecated")
 ALIASES = key_replacements("axolotl aliases")
 """Keys of LLaMA-Factory and TRL → Axolotl's name for them; Axolotl silently ignores these keys."""
 ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"], "noisy_embedding_alpha": hf.KEYS["neftune_noise_alpha"]}
-DEFAULTS = {
-    "train.method": ("adapter", "full"),
-    "data.eval": ("val_set_size", 0.0),
-    "train.num_train_epochs": ("num_epochs", 1.0),
-    "train.lr_scheduler_type": ("lr_scheduler", "cosine"),
-    "train.seed": ("seed", 42),
-    "output_dir": ("output_dir", "./model-out"),
-}
+DEFAULTS = tool_defaults("axolotl")
 """Axolotl 0.19.0's defaults that differ from SureFit's, and those that every SureFit config must set."""
 
 

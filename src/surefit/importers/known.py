@@ -29,6 +29,11 @@ def key_replacements(table: str) -> dict[str, str]:
     return dict(_RENAMED[table])
 
 
+def tool_defaults(tool: str) -> dict[str, tuple[str, Any]]:
+    """Return a tool's defaults in schemas/defaults.json: config key → (the tool's key, its default)."""
+    return {dotted: (key, value) for dotted, (key, value) in read_schema("defaults.json")[tool].items()}
+
+
 _SETS = {name: key_set(entry["keys"]) for name, entry in read_schema("keys.json").items()}
 TRAINING_ARGUMENTS = _SETS["training_arguments"]
 TRAINING_ARGUMENTS_4 = _SETS["training_arguments_4"]

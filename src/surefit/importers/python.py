@@ -11,6 +11,7 @@ from surefit.facts.job_script import JobScript, Launch
 from surefit.facts.setup import SettingLocation
 from surefit.importers.hf import to_trackers
 from surefit.importers.joined import find_launches
+from surefit.importers.known import read_schema
 from surefit.importers.python_calls import (
     ARGUMENTS,
     CONFIGS,
@@ -34,30 +35,14 @@ from surefit.importers.requirements import read_project_requirements
 from surefit.importers.result import ImportedConfig
 from surefit.importers.values import value_kinds
 
-GONE_IMPORTS = {
-    "transformers.AdamW": ("transformers", ">=4.50", "import AdamW from torch.optim"),
-    "transformers.AutoModelWithLMHead": ("transformers", ">=5", "write AutoModelForCausalLM"),
-    "transformers.InputFeatures": ("transformers", ">=5.20", "write a dataclass of your own"),
-    "transformers.LineByLineTextDataset": ("transformers", ">=5", "read the rows with the library datasets"),
-    "transformers.TextDataset": ("transformers", ">=5", "read the rows with the library datasets"),
-    "transformers.data.processors": ("transformers", ">=5.20", "write a dataclass of your own"),
-    "transformers.deepspeed": ("transformers", ">=4.46", "import it from transformers.integrations"),
-    "peft.prepare_model_for_int8_training": ("peft", ">=0.10", "write prepare_model_for_kbit_training"),
-    "datasets.load_metric": ("datasets", ">=3", "use the library evaluate"),
-    "trl.trainer.ConstantLengthDataset": ("trl", ">=0.20", "write SFTConfig(packing=True)"),
-    "trl.trainer.utils.ConstantLengthDataset": ("trl", ">=0.20", "write SFTConfig(packing=True)"),
-}
+_IMPORTS = read_schema("gone_imports.json")
+GONE_IMPORTS: dict[str, tuple[str, str, str]] = _IMPORTS["gone"]
 """Removed imports → (package, the versions without it, what to write instead).
 
 Looked up in the packages of transformers 4.40 to 5.23, PEFT 0.7 to 0.21, TRL 0.8 to 1.16 and datasets 5.2;
 transformers.file_utils still exists. TRL's own exports are in the table of releases."""
-INSTEAD_OF_IMPORTS = {
-    "DataCollatorForCompletionOnlyLM": "write SFTConfig(completion_only_loss=True)",
-    "setup_chat_format": "write clone_chat_template, or SFTConfig(chat_template_path=…)",
-    "AutoModelForCausalLMWithValueHead": "import it from trl.experimental.ppo",
-    "get_kbit_device_map": 'write device_map={"": PartialState().local_process_index}',
-    "set_seed": "import it from transformers",
-}
+INSTEAD_OF_IMPORTS: dict[str, str] = _IMPORTS["instead"]
+"""Names that TRL no longer exports → what to write instead."""
 SCORERS = ("rouge", "rouge_score", "sacrebleu", "smatch", "bert_score", "nltk.translate")
 STAGES = ("Config", "Trainer")
 COUNTS = ("num_processes", "nproc_per_node", "num_gpus", "config_file")
