@@ -21,8 +21,9 @@ BF16_CAPABILITY = (8, 0)
 """NVIDIA GPUs multiply bfloat16 natively from compute capability 8.0 (Ampere) on:
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities."""
 TABLE: dict[str, Any] = json.loads((Path(__file__).parent / "gpus.json").read_text(encoding="utf-8"))
-"""Cards and architectures: `features` are those of PyTorch's own kernels, `tensor_ratio` the speed of the tensor cores
-as a multiple of float32 in cards whose rates are computed, `link` a card's link to others in GB/s and its source."""
+"""Cards and architectures: `features` are what PyTorch's own kernels support, `tensor_ratio` the speed of the tensor
+cores as a multiple of float32 in cards whose rates are computed, `link` a card's link to others in GB/s and its
+source."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ _GB = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b|(g))", re.IGNORECASE)
 def generic_gpu(text: str) -> GpuSpec | None:
     """Return a card of which only the memory is given, such as 12GB; None where the text is no size.
 
-    Its features are those of Ampere's consumer cards, the first with bfloat16. Its speed is unknown. GB and GiB are the
+    It has the features of Ampere's consumer cards, the first with bfloat16. Its speed is unknown. GB and GiB are the
     same here, as on a card's box.
 
     Raises:

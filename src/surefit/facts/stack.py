@@ -109,7 +109,7 @@ class StackFacts:
 
 def _unfit(text: str, version: str | None, package: str) -> str | None:
     """Return a package's requirement without its marker where it applies here and `version` does not satisfy it, else
-    None. SureFit's include those of `packaging.EXTRAS`, without which nothing is trained."""
+    None. SureFit's include the requirements of `packaging.EXTRAS`, without which nothing is trained."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion, Version
 

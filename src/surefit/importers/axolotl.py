@@ -167,7 +167,7 @@ OBJECTIVES = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo", "kto
 
 
 def _objective(draft: ConfigDraft) -> None:
-    """Map `rl` and its numbers, whose defaults are those of TRL's configs (Axolotl 0.19.0, core/builders/rl.py)."""
+    """Map `rl` and its numbers, which have the defaults of TRL's configs (Axolotl 0.19.0, core/builders/rl.py)."""
     kind, losses = str(draft.flat.get("rl") or ""), draft.flat.get("dpo_loss_type")
     if kind in OBJECTIVES:
         loss, likelihood = split_losses(losses, draft.flat.get("dpo_loss_weights"))

@@ -85,11 +85,8 @@ def _name_lost(draft: ConfigDraft, sets: Sequence[dict[str, Any]], layouts: set[
             draft.lose_part("datasets", f"[{i}].path", find_rows_source(entry) or entry.get("path"), OTHERS)
         for key, value in entry.items():
             if key not in mapped_keys and value not in (None, False, "", [], {}):
-                draft.lose_part("datasets", f"[{i}].{key}", value, _why(key, value))
-
-
-def _why(key: str, value: Any) -> str:
-    return REASONING if key == "field_thinking" and value in FIELDS else WHY.get(key, COLUMNS)
+                why = REASONING if key == "field_thinking" and value in FIELDS else WHY.get(key, COLUMNS)
+                draft.lose_part("datasets", f"[{i}].{key}", value, why)
 
 
 def is_plain_split(value: Any) -> bool:

@@ -28,7 +28,7 @@ from surefit.importers.python_conflicts import EVALUATES, find_trainer_arguments
 from surefit.importers.python_script import ScriptNotes
 from surefit.importers.python_source import Scope, ScriptSource
 from surefit.importers.releases import TargetReleases
-from surefit.importers.turn_markers import UNSLOTH_TEMPLATES, marker_of, marker_of_model, marker_of_template
+from surefit.importers.turn_markers import UNSLOTH_TEMPLATES, marker_of, marker_of_model
 
 ADAPTED = ("get_peft_model", UNSLOTH_LORA, "PeftModel.from_pretrained")
 """Calls that return a model with an adapter."""
@@ -341,11 +341,9 @@ def _takes_away(source: ScriptSource, call: ast.Call, at: Scope, named: list[Any
     if name == "select_columns":
         return bool(named) and all(isinstance(text, str) for text in named) and column not in named
     removed_columns = [source.value(keyword.value, at) for keyword in call.keywords if keyword.arg == "remove_columns"]
-    return name == "map" and any(column in _to_list(value) for value in removed_columns)
-
-
-def _to_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return name == "map" and any(
+        column in value if isinstance(value, list | tuple) else column == value for value in removed_columns
+    )
 
 
 def _mentions(source: ScriptSource, call: ast.Call, column: str) -> bool:
@@ -445,7 +443,7 @@ def _template_of_script(source: ScriptSource, calls: list[ScriptCall]) -> str | 
             expression = template if template is not None else node.args[1] if len(node.args) > 1 else None
             templates.append(source.value(expression, scope) if expression is not None else None)
     if templates:
-        return marker_of_template(templates[0]) if len(templates) == 1 and isinstance(templates[0], str) else None
+        return UNSLOTH_TEMPLATES.get(templates[0]) if len(templates) == 1 and isinstance(templates[0], str) else None
     names = {
         call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
         for call in calls

@@ -14,7 +14,7 @@ from typing import Any
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.facts.setup import SettingLocation, Setup
 from surefit.importers import hf, peft_adapter, trl
-from surefit.importers.config_mapping import ConfigDraft, ToolSchema
+from surefit.importers.config_mapping import ConfigDraft, SetupNotes, ToolSchema
 from surefit.importers.known import SFT_CONFIG, TRAINING_ARGUMENTS, key_replacements
 from surefit.importers.paths import find_missing_files
 from surefit.importers.preferences import map_objective
@@ -66,23 +66,12 @@ BEST_FIRST: tuple[Verdict, ...] = ("taken", "deprecated", "gone", "not yet", "un
 
 
 @dataclass
-class ScriptNotes:
+class ScriptNotes(SetupNotes):
     """The facts read from a script so far; what several calls set differently is unknown."""
 
     path: Path
-    setup: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, SettingLocation] = field(default_factory=dict)
-    gone: dict[str, str] = field(default_factory=dict)
-    ignored: dict[str, str] = field(default_factory=dict)
-    deprecated: dict[str, str] = field(default_factory=dict)
-    out_of_range: dict[str, str] = field(default_factory=dict)
-    meant: dict[str, str] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
-    passed_over: list[str] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
     gone_imports: dict[str, str] = field(default_factory=dict)
     lost: list[UnmappedKey] = field(default_factory=list)
-    problems: list[SureFitError] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
     columns: dict[str, tuple[str, str]] = field(default_factory=dict)
     judges: bool = False
@@ -122,11 +111,7 @@ class ScriptNotes:
 
     def finished(self) -> Setup:
         """Return everything recorded so far as a `Setup`."""
-        return Setup(
-            tool="python", places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
-            ignored=self.ignored, deprecated=self.deprecated, missing=self.missing, gone_imports=self.gone_imports,
-            passed_over=tuple(self.passed_over), out_of_range=self.out_of_range, **self.setup,
-        )  # fmt: skip
+        return self.to_setup("python", gone_imports=self.gone_imports)
 
 
 def read_arguments(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: TargetReleases) -> None:

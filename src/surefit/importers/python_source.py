@@ -284,14 +284,14 @@ def _evaluate_subscript(source: ScriptSource, node: ast.Subscript, scope: Scope,
     key = source.value(node.slice, scope, depth)
     if not isinstance(mapping, ast.Dict) or key is COMPUTED:
         return COMPUTED
-    entries = [value for name, value in zip(mapping.keys, mapping.values, strict=True) if _is_same_constant(name, key)]
+    entries = [
+        value
+        for name, value in zip(mapping.keys, mapping.values, strict=True)
+        if isinstance(name, ast.Constant) and name.value == key
+    ]
     return (
         source.value(entries[0], mapping_scope, depth) if len(entries) == 1 and None not in mapping.keys else COMPUTED
     )
-
-
-def _is_same_constant(node: ast.expr | None, key: Any) -> bool:
-    return isinstance(node, ast.Constant) and node.value == key
 
 
 def _evaluate_attribute(source: ScriptSource, node: ast.Attribute, scope: Scope, depth: int) -> Any:

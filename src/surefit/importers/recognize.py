@@ -83,7 +83,7 @@ OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
         ),
     ),
     (
-        "this is a config of Megatron-SWIFT; SureFit reads those of `swift sft`, `swift pt` and `swift rlhf`",
+        "this is a config of Megatron-SWIFT; SureFit reads the configs of `swift sft`, `swift pt` and `swift rlhf`",
         lambda tree: "model" in tree and bool(SWIFT_MARKS & tree.keys()) and _is_megatron(tree),
     ),
     ("this is a config of NeMo AutoModel", _is_nemo),

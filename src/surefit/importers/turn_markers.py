@@ -23,11 +23,6 @@ def marker_of(text: str) -> str | None:
     return next((marker for marker in MARKERS if marker in text), None)
 
 
-def marker_of_template(name: str) -> str | None:
-    """Return the text that begins an answer in one of Unsloth's templates."""
-    return UNSLOTH_TEMPLATES.get(name)
-
-
 def marker_of_model(name: str) -> str | None:
     """Return the text that begins an answer in a model's chat template, by the model's name.
 
