@@ -19,14 +19,12 @@ from surefit.importers.known import SFT_CONFIG, TRAINING_ARGUMENTS, key_replacem
 from surefit.importers.paths import find_missing_files
 from surefit.importers.preferences import map_objective
 from surefit.importers.python_calls import (
-    ARGUMENTS,
+    ANY_ARGUMENTS,
+    ANY_TRAINER,
     FAST,
     LORA,
     NAMED,
-    OTHER_STAGES,
-    OTHER_TRAINERS,
     PRETRAINED,
-    TRAINERS,
     UNSLOTH_LORA,
     ScriptCall,
 )
@@ -99,7 +97,7 @@ class ScriptNotes(SetupNotes):
         for key, file in find_missing_files(call.known, self.path):
             self.missing[f"{prefix}{key}"] = file
             self.place(f"{prefix}{key}", key, call.lines.get(key))
-        checked = call.kind not in (*TRAINERS, *OTHER_TRAINERS)
+        checked = call.kind not in ANY_TRAINER
         unread = sorted(call.computed & draft.tool.known) if checked else ()
         computed_keys = [
             UnmappedKey(key, call.lines[key], None, "it is computed when the script runs") for key in unread
@@ -121,7 +119,7 @@ def read_arguments(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: Targe
         judge: the library releases that the script is checked against.
     """
     calls = list(calls)
-    for kinds in ((*ARGUMENTS, *OTHER_STAGES), LORA, (*TRAINERS, *OTHER_TRAINERS)):
+    for kinds in (ANY_ARGUMENTS, LORA, ANY_TRAINER):
         matches = [call for call in calls if call.kind in kinds]
         for call in matches:
             draft = _draft(call, notes.path, judge)
@@ -244,7 +242,7 @@ def _tool(call: ScriptCall) -> ToolSchema:
     """Return the table that reads a call's arguments, before the releases decide which of them exist."""
     if call.kind in LORA:
         return replace(peft_adapter.TOOL, keys=LORA_KEYS, finish=partial(_finish_lora, call), passes_over=_never)
-    if call.kind in (*TRAINERS, *OTHER_TRAINERS):
+    if call.kind in ANY_TRAINER:
         keys = {key: SFT_KEYS[key] for key in ("packing",)} | {"max_seq_length": SFT_KEYS["max_length"]}
         return ToolSchema("trainer", keys if call.kind == "SFTTrainer" else {}, frozenset(), {}, conflicts=_nothing)
     table = replace(trl.TOOL, finish=partial(_finish, call), passes_over=_never, extensions=frozenset())

@@ -13,10 +13,10 @@ from typing import Any
 from surefit.core.errors import ConfigError
 from surefit.facts.module_names import type_in_name
 from surefit.importers.known import read_schema
-from surefit.importers.python_calls import OTHER_TRAINERS, PRETRAINED, TRAINERS, ScriptCall, read_call
+from surefit.importers.python_calls import ANY_TRAINER, PRETRAINED, ScriptCall, find_model_loads, read_call
 from surefit.importers.python_rows import find_local_file
 from surefit.importers.python_script import ScriptNotes
-from surefit.importers.python_source import COMPUTED, ScriptSource
+from surefit.importers.python_source import COMPUTED, ScriptSource, argument_of
 
 SPARE = {"qwen2": 271, "qwen3": 267, "gpt_neox": 27, "phi": 905, "phi3": 0, "llama": 0, "mistral": 0, "gpt2": 0}
 SPARE |= {"falcon": 0, "bloom": 200, "opt": 7, "gemma": 0, "gemma2": 0, "gpt_bigcode": 0, "mixtral": 0}
@@ -36,19 +36,15 @@ MOST_ROWS = 20_000
 
 def read_tokens(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
     """Add the findings about the tokenizer and the labels to the notes."""
-    loads = [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
-    names = {name for call in loads if isinstance(name := _name(call), str)}
-    trains = any(call.kind in (*TRAINERS, *OTHER_TRAINERS) for call in calls)
+    loads = find_model_loads(calls)
+    names = {name for call in loads if isinstance(name := call.model_name, str)}
+    trains = any(call.kind in ANY_TRAINER for call in calls)
     resizes = any(word in source.text for word in RESIZES)
     if trains and len(names) == 1 and not resizes:
         _read_tokenizer(notes, source)
         _read_added(notes, source, type_in_name(next(iter(names))))
     for load in loads:
         notes.problems += _classes(notes, source, load, calls)
-
-
-def _name(call: ScriptCall) -> Any:
-    return call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
 
 
 def _read_tokenizer(notes: ScriptNotes, source: ScriptSource) -> None:
@@ -123,7 +119,7 @@ def _classes(
     mapping = load.known.get("id2label")
     outputs = len(mapping) if isinstance(mapping, dict) else load.known.get("num_labels", 2)
     labels = _labels_of(source, calls)
-    fine_tuned = "/" in str(_name(load)) and load.silent("num_labels")  # its config may have more outputs
+    fine_tuned = "/" in str(load.model_name) and load.silent("num_labels")  # its config may have more outputs
     if labels and type(outputs) is int and 1 < outputs < labels[1] and not fine_tuned:
         line = load.lines.get("num_labels", load.line)
         yield ConfigError(
@@ -145,8 +141,8 @@ def _labels_of(source: ScriptSource, calls: list[ScriptCall]) -> tuple[str, int]
         return None
     node, scope = loads[0]
     name = source.value(node.args[0], scope)
-    config = source.value(node.args[1], scope) if len(node.args) > 1 else None
-    config = next((source.value(keyword.value, scope) for keyword in node.keywords if keyword.arg == "name"), config)
+    config_node = argument_of(node, "name", 1)
+    config = source.value(config_node, scope) if config_node is not None else None
     if not isinstance(name, str) or config is COMPUTED:
         return None
     owner, _, leaf = name.rpartition("/")
