@@ -34,7 +34,13 @@ from surefit.model.prepare import unwrap_base_model
 from surefit.model.varlen import ContextShard, PackedDocuments, share_keys_across_processes
 from surefit.parallel.engine import Batch, Engine, LossFunction
 from surefit.parallel.gradients import sum_gradients
-from surefit.parallel.process_group import World, all_reduce_any, all_reduce_sum, communication_device
+from surefit.parallel.process_group import (
+    World,
+    all_reduce_any,
+    all_reduce_sum,
+    communication_device,
+    sum_over_processes,
+)
 
 FIELD = "parallel.cp"
 
@@ -180,9 +186,7 @@ class ContextParallel(SharedTokens):
         return loss
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        total = loss.clone()
-        dist.all_reduce(total)
-        return total
+        return sum_over_processes(loss)
 
 
 def shard_micro_batch(
