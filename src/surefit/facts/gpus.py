@@ -97,7 +97,8 @@ _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
 def _gpu(entry: dict[str, Any]) -> GpuSpec:
     """Return the card of an entry of gpus.json, whose bandwidth is in GB/s, as data sheets print it."""
     size, unit = entry["memory"]
-    rates = _geforce_rates(entry) if "cuda_cores" in entry else entry
+    computed = "cuda_cores" in entry
+    rates = _geforce_rates(entry) if computed else entry
     capability, bandwidth = entry.get("compute_capability"), entry.get("bandwidth")
     return GpuSpec(
         name=entry["name"],
@@ -107,30 +108,34 @@ def _gpu(entry: dict[str, Any]) -> GpuSpec:
         source=entry["source"],
         **{dtype: rates.get(dtype) for dtype in ("bf16", "fp16", "fp8", "tf32", "fp32")},
         bandwidth=bandwidth * 1e9 if bandwidth is not None else None,
-        rates_source=rates["rates_source"],
+        rates_source=_geforce_source(entry) if computed else entry["rates_source"],
     )
 
 
-def _geforce_rates(entry: dict[str, Any]) -> dict[str, Any]:
+def _geforce_rates(entry: dict[str, Any]) -> dict[str, float]:
     """Return the rates of a GeForce card by its CUDA cores and boost clock in MHz: two operations per core and cycle in
     float32, and in the tensor cores, which accumulate in float32 here, a multiple of that by architecture.
 
-    The white papers' own figures have these ratios: the RTX 2080 Ti's, 3090's, 4090's and 5090's. The entry's
-    `rates_source` is a page on which cores, clock and bandwidth were read; it has none where none was found.
+    The white papers' own figures have these ratios: the RTX 2080 Ti's, 3090's, 4090's and 5090's.
     """
-    cores, boost = entry["cuda_cores"], entry["boost_mhz"]
     architecture = TABLE["architectures"][entry["architecture"]]
-    fp32 = 2 * cores * boost / 1e6
+    fp32 = 2 * entry["cuda_cores"] * entry["boost_mhz"] / 1e6
     half = architecture["tensor_ratio"] * fp32
     rates = {"fp16": half, "fp32": fp32}
     if entry["architecture"] != "Turing":
         rates |= {"bf16": half, "tf32": half / 2}
     if "fp8" in architecture["features"]:
         rates["fp8"] = 2 * half
-    source = f"{cores:,} CUDA cores at {boost:,} MHz, tensor cores by the architecture's ratio"
+    return {dtype: round(rate, 1) for dtype, rate in rates.items()}
+
+
+def _geforce_source(entry: dict[str, Any]) -> str:
+    """Return where those rates are from; `rates_source` is a page with cores, clock and bandwidth, where one was
+    found."""
     page = entry.get("rates_source")
-    source += f": {page}" if page else "; estimated: no published table was found to compare these with"
-    return {dtype: round(rate, 1) for dtype, rate in rates.items()} | {"rates_source": source}
+    checked = f": {page}" if page else "; estimated: no published table was found to compare these with"
+    cores = f"{entry['cuda_cores']:,} CUDA cores at {entry['boost_mhz']:,} MHz"
+    return f"{cores}, tensor cores by the architecture's ratio{checked}"
 
 
 GPUS: dict[str, GpuSpec] = {key: _gpu(entry) for key, entry in TABLE["cards"].items()}
