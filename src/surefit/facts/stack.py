@@ -32,11 +32,11 @@ _INFINIBAND = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True)
 class UnmetRequirement:
-    """A requirement of `package`, `wanted` ("torch<2.9,>=2.8"), that `other` does not meet in `version`; None: `other`
+    """A requirement of `package`, `needs` ("torch<2.9,>=2.8"), that `other` does not meet in `version`; None: `other`
     is not installed."""
 
     package: str
-    wanted: str
+    needs: str
     other: str
     version: str | None
 
