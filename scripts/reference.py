@@ -176,7 +176,7 @@ What the commonest of them can train: [cards](cards.md).
 - `--gpu 12GB` plans for a card of which only the memory is known: Ampere, of which PyTorch sees {SEEN_SHARE:.0%}, and
   no speed. That is the share of a T4; most cards show more, so name the card where you know it.
 - AMD's cards are here for arithmetic: SureFit is for NVIDIA's CUDA, and nothing has been run on ROCm.
-- The source of every figure stands beside it in `src/surefit/facts/gpus.py`.
+- The source of every figure stands beside it in `src/surefit/facts/gpus.json`.
 """
 
 

@@ -56,19 +56,6 @@ def test_padded_examples_may_be_packed(place) -> None:
     assert {one.packed for one in enumerate_candidates(Simulated(model), [packed])} == {True}
 
 
-def test_what_changes_what_is_learnt_must_be_allowed(place) -> None:
-    here, model = place()
-    found = enumerate_candidates(Simulated(model), [here], ("nf4", "adamw_8bit"))
-    assert len(found) == 4 * 4 * 2 * 2 * 2
-    least = min(found, key=lambda one: one.need.bytes)
-    assert least.place.resolved.config.model.quantization == "nf4"
-    full, _ = place("train.method=full")
-    kinds = {
-        one.place.resolved.config.model.quantization for one in enumerate_candidates(Simulated(model), [full], ("nf4",))
-    }
-    assert kinds == {"none"}, "frozen weights alone can be quantised"
-
-
 def test_two_hundred_candidates_over_the_catalogue_are_a_matter_of_a_second(place) -> None:
     here, model = place("train.global_batch_size=64")
     found = enumerate_candidates(Simulated(model), [here] * 20)

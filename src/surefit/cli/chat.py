@@ -65,8 +65,7 @@ def chat(
     run = load_checked_run(target, overrides, training=False)
     if save is not None:
         require_rows_file(run, save)
-    wanted = _wanted_variants(run, variant, compare)
-    models = open_chat_models(run, wanted)
+    models = open_chat_models(run, _wanted_variants(run, variant, compare))
     conversation = start_conversation(out, run, models, system, max_new_tokens, temperature)
     records: list[dict[str, Any]] = []
     try:
@@ -89,7 +88,7 @@ def _converse(
             continue
         try:
             answers = _answer_all(out, conversation, message)
-            records.append({"prompt": message, "answers": {name: asdict(given) for name, given in answers.items()}})
+            records.append({"prompt": message, "answers": {name: asdict(answer) for name, answer in answers.items()}})
         except KeyboardInterrupt:
             out.write("\n")
             if prompt is not None or not sys.stdin.isatty():
@@ -104,12 +103,12 @@ def _converse(
 def _wanted_variants(run: CheckedRun, variant: str | None, compare: bool) -> list[str]:
     from surefit.cli.answer_rows import best_variant
 
-    wanted = variant or best_variant(run)
-    if compare and wanted == "base":
+    name = variant or best_variant(run)
+    if compare and name == "base":
         raise ConfigError(
             "there is only the base model to compare", code="E1008", path=run.run.path, help="`surefit train` first"
         )
-    return ["base", wanted] if compare else [wanted]
+    return ["base", name] if compare else [name]
 
 
 def start_conversation(

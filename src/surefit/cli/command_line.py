@@ -67,15 +67,15 @@ class _Suggests:
         return parameters
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = list(args)
+        words = list(args)
         try:
             return super().parse_args(ctx, args)  # type: ignore[misc, no-any-return]
         except UsageError as error:
             if type(error).__name__ == "NoSuchOption":
-                raise _no_such_option(error.option_name, given, ctx) from error  # type: ignore[attr-defined]
-            for place, word in enumerate(given[1:-1], start=1):
-                if given[place - 1] == "--set" and "=" not in word and "unexpected extra" in str(error):
-                    setting = shell_quote(f"{word}={given[place + 1]}")
+                raise _no_such_option(error.option_name, words, ctx) from error  # type: ignore[attr-defined]
+            for place, word in enumerate(words[1:-1], start=1):
+                if words[place - 1] == "--set" and "=" not in word and "unexpected extra" in str(error):
+                    setting = shell_quote(f"{word}={words[place + 1]}")
                     raise ConfigError(
                         f"--set {word}: a value follows without =", code="E1711", help=f"write --set {setting}"
                     ) from error

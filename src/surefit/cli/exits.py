@@ -175,9 +175,9 @@ def _stdout_failed(out: Output, error: OSError) -> int:
 
 def _say_what_was_set(out: Output, dotenv: env.Dotenv | None) -> None:
     """Note the variables that `.env` has set. A child process finds them in its environment, and prints nothing."""
-    if dotenv is None or not dotenv.taken + dotenv.left:
+    if dotenv is None or not dotenv.accepted + dotenv.left:
         return
-    parts = [f"sets {', '.join(dotenv.taken)}"] if dotenv.taken else []
+    parts = [f"sets {', '.join(dotenv.accepted)}"] if dotenv.accepted else []
     if dotenv.left:
         names = ", ".join(dotenv.left[:8]) + (" …" if len(dotenv.left) > 8 else "")
         parts.append(f"may not set {names}: that belongs into the environment")

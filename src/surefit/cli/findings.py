@@ -44,8 +44,8 @@ def say_report(
         counted = f"{plural(errors, 'error')}, {plural(warnings, 'warning')}"
         out.say(f"{path}: {counted}{f', {infos} info' if infos else ''}{not_checked}")
     else:
-        found = f"no problem found by {report['rules']} rules in {duration_text(report['seconds'])}"
-        out.say(f"{path}: {found}{not_checked}", None if skipped else "green")
+        outcome = f"no problem found by {report['rules']} rules in {duration_text(report['seconds'])}"
+        out.say(f"{path}: {outcome}{not_checked}", None if skipped else "green")
     if report["suppressed"]:
         out.say(f"{path}: not counted, by lint.ignore: {_suppressed_text(report['suppressed'])}")
     for line in notes:

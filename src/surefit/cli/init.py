@@ -17,7 +17,7 @@ from surefit.core.rundir import write_atomic
 from surefit.core.units import shell_quote
 
 if TYPE_CHECKING:
-    from surefit.facts.model import ModelFacts
+    pass
 
 
 @verb
@@ -80,7 +80,7 @@ def _list_recipes(out: Output) -> int:
 
 
 def _ask(out: Output, model: str | None, gpu: str, output: Path | None) -> tuple[str, str | None, str, Path]:
-    """Ask for rows, card, model and name of the config; return the answers. Nothing is written."""
+    """Return the rows, card, model and name of the config that the user answers with. Nothing is written."""
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
     from surefit.stages.starting import choose_run_name, describe_rows
@@ -90,27 +90,22 @@ def _ask(out: Output, model: str | None, gpu: str, output: Path | None) -> tuple
     data = _answer(out, "rows", files[0] if len(files) == 1 else None, describe_rows)
     if gpu == "auto":
         out.paragraph("GPU to train on, such as 4090 or h100; cpu for none. Enter takes this machine's.")
-        here = hardware_facts("auto")
-        found = here.name if here.kind == "cuda" else "cpu"
-        answer = _answer(out, "GPU", found, lambda name: name if name == found else hardware_facts(name).name)
-        gpu = "auto" if answer == found else answer
+        device = hardware_facts("auto")
+        default_gpu = device.name if device.kind == "cuda" else "cpu"
+        answer = _answer(
+            out, "GPU", default_gpu, lambda name: name if name == default_gpu else hardware_facts(name).name
+        )
+        gpu = "auto" if answer == default_gpu else answer
     if model is None:
         out.paragraph("Base model: a hub id, a directory or a GGUF file. Enter takes one that fits the GPU.")
-        answer = _answer(out, "model", "one that fits", lambda name: _name_of_model(name, model_facts))
-        model = None if answer == "one that fits" else answer
+        fitting = "one that fits"
+        answer = _answer(out, "model", fitting, lambda name: name if name == fitting else model_facts(name).name)
+        model = None if answer == fitting else answer
     if output is None:
         out.paragraph("Name of the config, a new file.")
         default = f"{choose_run_name(Path(), data, for_config=True)}.yaml"
-        output = Path(_answer(out, "config", default, _require_new))
+        output = Path(_answer(out, "config", default, lambda name: str(output_file(Path(name)))))
     return data, model, gpu, output
-
-
-def _name_of_model(name: str, facts: Callable[[str], ModelFacts]) -> str:
-    return name if name == "one that fits" else facts(name).name
-
-
-def _require_new(name: str) -> str:
-    return str(output_file(Path(name)))
 
 
 def _answer(out: Output, question: str, default: str | None, describe: Callable[[str], str]) -> str:

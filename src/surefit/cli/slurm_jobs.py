@@ -81,15 +81,6 @@ class _Stage:
     script: str
 
     @property
-    def places(self) -> dict[str, Any]:
-        """Fields of the result about its processes."""
-        return {
-            "nodes": self.job.nodes,
-            "processes_per_node": self.job.per_node,
-            "processes": self.job.processes,
-        }
-
-    @property
     def own(self) -> Path:
         """Path of the script that is submitted."""
         return RunDir(self.job.run).stage_script(self.name)
@@ -116,7 +107,7 @@ def submit_stages(
     after = _find_awaited_job(stage_job.job.run, stage)
     if after:
         out.note(f"job {after} comes before: this one starts when that has succeeded")
-    facts = {"stage": stage, "after": after, **stage_job.places}
+    facts = {"stage": stage, "after": after, **stage_job.job.places}
     return _deliver(
         out, stage_job.job, stage_job.script, options, stage_job.own, stage_job.record, stage_job.job.run / LOG, facts
     )
@@ -139,7 +130,7 @@ def _all_stages(out: Output, target: Path, overrides: Sequence[str], options: Sl
             _write(stage.job.run / LOG, path, stage.script, stage.job)
         else:
             out.say(stage.script.rstrip("\n") + "\n")
-        facts = {"stage": stage.name, "after": after, **stage.places}
+        facts = {"stage": stage.name, "after": after, **stage.job.places}
         if options.submit:
             number = _submit_next(path, stage.name, results)
             _remember(out, stage.record, number, stage.job.run / LOG, facts)
@@ -235,13 +226,7 @@ def submit_evaluation_array(out: Output, target: Path, overrides: Sequence[str],
         out.note(f"training keeps {kept_count} checkpoints (checkpoint.save_total_limit): those are scored")
     if after:
         out.note(f"job {after} trains this run: the tasks start when it has ended")
-    facts = {
-        "tasks": tasks,
-        "after": after,
-        "nodes": job.nodes,
-        "processes_per_node": job.per_node,
-        "processes": job.processes,
-    }
+    facts = {"tasks": tasks, "after": after, **job.places}
     return _deliver(out, job, script, options, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, facts)
 
 

@@ -120,10 +120,10 @@ def _steps_text(run: CheckedRun) -> str:
         kept, mixed, held_out = prepared.stats.kept, 0, prepared.held_out
     else:
         rows, mixed_rows = count_training_rows(config, run.rows, run.mixed)
-        mixed, own = round(mixed_rows), epoch_rows(config, rows)
-        if rows is None or own is None:
+        mixed, from_train = round(mixed_rows), epoch_rows(config, rows)
+        if rows is None or from_train is None:
             return total
-        kept, held_out = own + mixed, rows - own
+        kept, held_out = from_train + mixed, rows - from_train
     parts = [f"{mixed:,} of data.mix"] if mixed else []
     parts += [f"{held_out:,} held out"] if held_out else []
     counted = f"{'about ' if held_out else ''}{plural(kept, 'row')}" + (f" ({', '.join(parts)})" if parts else "")

@@ -80,7 +80,7 @@ class Dotenv:
     """Effect of a `.env` file: the names that it set, and the names that it may not set."""
 
     path: Path
-    taken: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
 

@@ -177,13 +177,17 @@ def _broken_error(module: str, error: BaseException) -> MachineError:
     )
 
 
+CODE_SUFFIXES = (".py", ".json", ".jinja", ".yaml")
+"""Endings of the files that decide what SureFit does: its modules, and the tables and chat templates beside them."""
+
+
 @cache
 def code_sha256() -> str:
-    """Return the hash of SureFit's modules and of the names of all packages, which include their versions: with another
-    version a row may become another example, and a step may need other memory."""
+    """Return the hash of SureFit's modules and tables and of the names of all packages, which include their versions:
+    with another version a row may become another example, and a step may need other memory."""
     root, digest = Path(__file__).parents[1], hashlib.sha256(sys.version.encode())
     for name in sorted({entry.name for directory in sys.path for entry in Path(directory).glob("*.dist-info")}):
         digest.update(f"{name}\n".encode())
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for path in root.rglob("*") if path.suffix in CODE_SUFFIXES):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -107,19 +107,11 @@ class RunDir:
         """List everything that the stages write; trackers also write the files in config/trackers.py. Other files are
         not ours.
         """
-        files = [self.resolved, self.check, self.plan, self.passport, self.events, self.environment]
-        files += [
-            self.batch_audit,
-            self.dry_pass,
-            self.first_batch,
-            self.reference,
-            self.metrics,
-            self.log,
-            self.telemetry,
-        ]
         return [
-            *files, self.checkpoints, self.rejected, self.adapter, self.model,
-            self.merged, self.certificate, self.eval, self.report, self.exports,
+            self.resolved, self.check, self.plan, self.passport, self.events, self.environment, self.batch_audit,
+            self.dry_pass, self.first_batch, self.reference, self.metrics, self.log, self.telemetry, self.checkpoints,
+            self.rejected, self.adapter, self.model, self.merged, self.certificate, self.eval, self.report,
+            self.exports,
         ]  # fmt: skip
 
     def stage_script(self, stage: str) -> Path:

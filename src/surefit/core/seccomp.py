@@ -7,86 +7,15 @@ kernel objects that no limit bounds and rarely used parts of the kernel are not.
 from __future__ import annotations
 
 import errno
+import json
 import platform
 import struct
+from pathlib import Path
 
 _DENIED: dict[str, tuple[int | None, int | None]] = {
-    # new processes and programs: threads are allowed (`denying_filter`), so one process's limits bound everything
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    # access to other processes
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "kcmp": (312, 272),
-    "pidfd_open": (434, 434),
-    "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424),
-    # leaving a namespace, or entering a new one
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "open_tree_attr": (467, 467),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "name_to_handle_at": (303, 264),
-    "open_by_handle_at": (304, 265),
-    # network (socketpair stays: asyncio wakes itself with one)
-    "socket": (41, 198),
-    # memory that the limit on the address space does not count
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-    "msgget": (68, 186),
-    "semget": (64, 190),
-    "mq_open": (240, 180),
-    "io_setup": (206, 0),
-    # parts of the kernel with a history of exploits
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "fanotify_init": (300, 262),
-    "personality": (135, 92),
-    "modify_ldt": (154, None),
-    "lookup_dcookie": (212, 18),
-    "move_pages": (279, 239),
-    "migrate_pages": (256, 238),
-    "mbind": (237, 235),
-    "set_mempolicy": (238, 237),
-    # administration: already denied without capabilities
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "syslog": (103, 116),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "vhangup": (153, 58),
+    name: (numbers[0], numbers[1])
+    for group in json.loads((Path(__file__).parent / "seccomp.json").read_text(encoding="utf-8")).values()
+    for name, numbers in group.items()
 }
 """Name → number on x86_64 and on aarch64; None if that machine has no such call."""
 

@@ -215,7 +215,8 @@ def shared_tokens(batch: MicroBatch, parts: int) -> MicroBatch:
 
 def layer_bytes(batch: MicroBatch) -> int:
     """Return the bytes that the forward pass of one decoder layer keeps, including its input's float32 copy."""
-    return _bytes(batch, [*_before_product(batch), *_product(batch)])
+    product = [] if batch.tiled else _inputs(batch, batch.mlp_width, "down_proj")
+    return _bytes(batch, [*_before_product(batch), *product])
 
 
 def kept_bytes(batch: MicroBatch) -> int:
@@ -456,10 +457,6 @@ def _mlp_tensors(batch: MicroBatch) -> int:
     """Return how many tensors of the MLP's width exist before the product: gate, silu(gate) and up; a kernel keeps no
     silu(gate)."""
     return 2 if batch.one_kernel else 3
-
-
-def _product(batch: MicroBatch) -> list[int]:
-    return [] if batch.tiled else _inputs(batch, batch.mlp_width, "down_proj")
 
 
 def _norm(batch: MicroBatch, width: int, heads: int = 1) -> list[int]:

@@ -8,8 +8,10 @@ runs on the user's own model before training too: for a type that is missing her
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from surefit.core.units import plural
@@ -25,37 +27,8 @@ WITHIN_A_DOCUMENT = frozenset({"full_attention", "sliding_attention", "attention
 """Entries of `layer_types` whose layers attend only to the keys that the attention function allows. All others in
 transformers' ALLOWED_LAYER_TYPES carry a state, convolve, choose keys by an index, or cut the row in chunks."""
 
-RECURRENT = frozenset(
-    {
-        "bailing_hybrid",
-        "bamba",
-        "falcon_h1",
-        "falcon_mamba",
-        "jamba",
-        "kimi_linear",
-        "lfm2",
-        "lfm2_moe",
-        "lfm3",
-        "mamba",
-        "mamba2",
-        "minimax",
-        "nemotron_h",
-        "olmo_hybrid",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_5_moe_text",
-        "qwen3_5_text",
-        "qwen3_next",
-        "qwen4_exp",
-        "qwen4_exp_text",
-        "recurrent_gemma",
-        "rwkv",
-        "xlstm",
-        "zamba",
-        "zamba2",
-        "zaya",
-    }
-)
+_TABLE = json.loads((Path(__file__).parent / "attention.json").read_text(encoding="utf-8"))
+RECURRENT = frozenset(_TABLE["recurrent"])
 """Measured: no layer, or not every layer, read the document boundaries; where every layer did (falcon_h1, zaya), the
 logits were off by 0.06 to 0.4; the gated delta rule itself raises for packed rows (olmo_hybrid, qwen3_next, qwen3_5,
 qwen4_exp). From their code, as the small model was not built: bamba, lfm2_moe, mamba2, nemotron_h, zamba, zamba2."""
@@ -63,46 +36,11 @@ qwen4_exp). From their code, as the small model was not built: bamba, lfm2_moe, 
 ALIBI = frozenset({"bloom", "mpt"})
 """Positions are a bias over the whole row, and `position_ids` is not an argument."""
 
-OWN_ATTENTION = frozenset(
-    {
-        "big_bird",
-        "codegen",
-        "cpmant",
-        "falcon",
-        "got_ocr2",
-        "gpt_neo",
-        "gpt_neox_japanese",
-        "gptj",
-        "megatron-bert",
-        "mvp",
-        "openai-gpt",
-        "prophetnet",
-        "reformer",
-        "rembert",
-        "roformer",
-        "trocr",
-        "xglm",
-        "xlm",
-        "xlnet",
-    }
-)
+OWN_ATTENTION = frozenset(_TABLE["own_attention"])
 """Model types whose code does not use transformers' AttentionInterface (`get_interface` does not occur in it), so that
 `set_attn_implementation` has no effect on them."""
 
-OTHER_ATTENTION = {
-    "deepseek_v32": "its indexer chooses keys from the whole row",
-    "deepseek_v4": "its layers read compressed keys of the whole row",
-    "diffllama": "each of its layers attends twice, which is not proven to keep documents apart",
-    "doge": "its layers apply their own mask to the row",
-    "glm_moe_dsa": "its indexer chooses keys from the whole row",
-    "hy_v4": "its indexer chooses keys from the whole row",
-    "axk2": "its indexer chooses keys from the whole row",
-    "inkling2_text": "its layers add a position bias over the whole row",
-    "moshi": "its code passes document boundaries to its layers only from transformers 5.18 on",
-    "phimoe": "its masks have a window that its layers do not use",
-    "llama4": "its layers cut the row, not the documents, into chunks",
-    "llama4_text": "its layers cut the row, not the documents, into chunks",
-}
+OTHER_ATTENTION: dict[str, str] = _TABLE["other_attention"]
 """Type → why. Measured: `require_packable` raises for each."""
 
 SINKS = frozenset({"flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter"})

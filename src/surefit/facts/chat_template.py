@@ -19,43 +19,13 @@ TEMPLATE_DATE = "26 Jul 2024"
 change every day."""
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 """Placeholders for a first check: the model's own tokens are not known where only the file is read."""
-PLAIN = """\
-{{- bos_token -}}
-{%- if tools %}{{ "Tools:\\n" + (tools | tojson) + "\\n\\n" }}{% endif -%}
-{%- for message in messages -%}
-{{- message.role | capitalize + ":\\n" + (message.content or "") -}}
-{%- if message.role == "assistant" -%}
-{%- if message.tool_calls %}{{ message.tool_calls | map(attribute="function") | list | tojson }}{% endif -%}
-{{- eos_token + "\\n" -}}
-{%- else -%}
-{{- "\\n\\n" -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ "Assistant:\\n" }}{% endif -%}
-"""
+_FOLDER = Path(__file__).parent / "chat_templates"
+PLAIN = (_FOLDER / "plain.jinja").read_text(encoding="utf-8")
 """For a base model: roles in words, and its own token of the end of a text after every answer. It needs no token that
 the model has never seen, so nothing but the adapter has to be trained."""
-CHATML = """\
-{%- if tools %}{{ "<|im_start|>system\\nTools:\\n" + (tools | tojson) + "<|im_end|>\\n" }}{% endif -%}
-{%- for message in messages -%}
-{{- "<|im_start|>" + message.role + "\\n" + (message.content or "") -}}
-{%- if message.tool_calls %}{{ message.tool_calls | map(attribute="function") | list | tojson }}{% endif -%}
-{{- "<|im_end|>\\n" -}}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif -%}
-"""
-LLAMA3 = """\
-{%- set head, end = "<|start_header_id|>", "<|end_header_id|>\\n\\n" -%}
-{{- bos_token -}}
-{%- if tools %}{{ head + "system" + end + "Tools:\\n" + (tools | tojson) + "<|eot_id|>" }}{% endif -%}
-{%- for message in messages -%}
-{{- head + message.role + end + (message.content or "") -}}
-{%- if message.tool_calls %}{{ message.tool_calls | map(attribute="function") | list | tojson }}{% endif -%}
-{{- "<|eot_id|>" -}}
-{%- endfor -%}
-{%- if add_generation_prompt %}{{ head + "assistant" + end }}{% endif -%}
-"""
-NAMED = {PLAIN_NAME: PLAIN, "chatml": CHATML, "llama3": LLAMA3}
+NAMED = {PLAIN_NAME: PLAIN} | {
+    name: (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8") for name in ("chatml", "llama3")
+}
 _HELP = (
     "name a Jinja file or a directory with chat_template.jinja, "
     f"or write one of {', '.join(NAMED)} for a base model without a template"

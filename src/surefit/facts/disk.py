@@ -115,13 +115,10 @@ def download_term(model: ModelFacts, hardware: HardwareFacts, directory: Path) -
         return None
     if hardware.is_another_machine:
         return MemoryTerm("base model", size, "its files on the training machine: the Hugging Face cache, or a folder")
-    if model.source not in ("catalogue", "hub") or not _on_one_disk(directory, env.hub_cache()):
+    disks = {nearest_existing(path).stat().st_dev for path in (directory, env.hub_cache())}
+    if model.source not in ("catalogue", "hub") or len(disks) > 1:
         return None
     return MemoryTerm("base model", size, "the download into the Hugging Face cache, which is on the same disk")
-
-
-def _on_one_disk(first: Path, second: Path) -> bool:
-    return nearest_existing(first).stat().st_dev == nearest_existing(second).stat().st_dev
 
 
 def _as_saved(name: str) -> str:

@@ -84,8 +84,8 @@ def find_known_errors(text: str) -> list[Place]:
     collapsed = " ".join(lines)
     places = []
     for error in known_errors():
-        if found := error.places_in(collapsed):
-            places.append(Place(error, bisect_right(starts, min(found)[0]), max(map(len, found))))
+        if spans := error.places_in(collapsed):
+            places.append(Place(error, bisect_right(starts, min(spans)[0]), max(map(len, spans))))
     return sorted(places, key=lambda place: place.line) or _by_a_part(collapsed)
 
 

@@ -5,47 +5,17 @@ Only names are used: a name with two families in it, or none, has no family.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
-FAMILIES: tuple[tuple[str, str], ...] = (
-    ("DeepSeek", r"deepseek"),
-    ("Llama 4", r"llama[-_]?4(?!\d|[\d.]*b)"),
-    ("Llama 3", r"llama[-_]?3(?!\d|[\d.]*b)"),
-    ("Llama 2", r"llama[-_]?2(?!\d|[\d.]*b)"),
-    ("Qwen", r"qwen|qwq"),
-    ("Mistral", r"(?:mi[sx]|mini|code)tral"),
-    ("Gemma", r"gemma"),
-    ("Phi", r"\bphi[-_]?[1-4]"),
-    ("GLM", r"glm[-_]?\d"),
-    ("Yi", r"\byi[-_]\d"),
-)
+_TABLE = json.loads((Path(__file__).parent / "families.json").read_text(encoding="utf-8"))
+FAMILIES: tuple[tuple[str, str], ...] = tuple((family, entry["names"]) for family, entry in _TABLE.items())
 """(family, pattern of its models' names). A distilled model has two families in its name, and belongs to the first."""
-TEMPLATES: tuple[tuple[str, str], ...] = (
-    ("DeepSeek", r"deepseek(?!coder)"),
-    ("Llama 4", r"llama4"),
-    ("Llama 3", r"llama3"),
-    ("Llama 2", r"llama2"),
-    ("Qwen", r"qwen"),
-    ("Mistral", r"(?:mini|mi[sx])tral"),
-    ("Gemma", r"gemma"),
-    ("Phi", r"phi_?[34]?(?:_|\d|$)"),
-    ("GLM", r"(?:chat)?glm\d"),
-    ("Yi", r"yi(?:_|$)"),
-)
+TEMPLATES: tuple[tuple[str, str], ...] = tuple((family, entry["templates"]) for family, entry in _TABLE.items())
 """(family, beginnings of the names of its templates in LLaMA-Factory and Axolotl); `chatml` belongs to no family."""
-END_TOKENS: Mapping[str, frozenset[str]] = {
-    "DeepSeek": frozenset({"<\uff5cend\u2581of\u2581sentence\uff5c>"}),
-    "Llama 4": frozenset({"<|eot|>", "<|end_of_text|>", "<|eom|>"}),
-    "Llama 3": frozenset({"<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"}),
-    "Llama 2": frozenset({"</s>"}),
-    "Qwen": frozenset({"<|im_end|>", "<|endoftext|>"}),
-    "Mistral": frozenset({"</s>"}),
-    "Gemma": frozenset({"<eos>", "<end_of_turn>", "<turn|>"}),
-    "Phi": frozenset({"<|endoftext|>", "<|end|>", "<|im_end|>"}),
-    "GLM": frozenset({"<|endoftext|>", "<|user|>", "<|observation|>", "</s>"}),
-    "Yi": frozenset({"<|endoftext|>", "<|im_end|>"}),
-}
+END_TOKENS: Mapping[str, frozenset[str]] = {family: frozenset(entry["end_tokens"]) for family, entry in _TABLE.items()}
 """Family → tokens that end its answers or its documents."""
 ADDED = frozenset({"<|im_end|>"})
 """ChatML's end token, which is often added to models that do not have it."""

@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, SureFitError, did_you_mean
 from surefit.core.rundir import file_sha256, write_json
 from surefit.facts.gguf import SUFFIX, is_gguf
+from surefit.facts.hardware import installed_version
 
 CONVERTER = 1
 """Version of the converter, incremented when the same file would be converted to something else."""
@@ -118,7 +119,7 @@ class GgufSource:
         """
         if self.file is None:
             assert self.packaged is not None
-            version = _installed(self.packaged.package)
+            version = installed_version(self.packaged.package)
             raise MachineError(
                 f"{self.name} comes with the package {self.packaged.package} {self.packaged.version}, which is "
                 f"{f'installed in version {version}, without the file' if version else 'not installed'}",
@@ -163,13 +164,6 @@ def require_reader() -> None:
             code="E2065",
             help=f"pip install {READER}",
         )
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def conversion_directory(sha256: str) -> Path:

@@ -96,8 +96,8 @@ def _device(gpu: str, disk: int) -> HardwareFacts:
         return _detected_device(cards, disk)
     if (generic := generic_gpu(gpu)) is not None:
         return _another_device(generic, disk)
-    wanted = [GPUS[key] for key in sizes_of(gpu)] or [spec for spec in (find_gpu(gpu),) if spec]
-    matching = [card for card in cards if card.name == gpu or find_gpu(card.name, card.memory_bytes) in wanted]
+    specs = [GPUS[key] for key in sizes_of(gpu)] or [spec for spec in (find_gpu(gpu),) if spec]
+    matching = [card for card in cards if card.name == gpu or find_gpu(card.name, card.memory_bytes) in specs]
     return _detected_device(matching, disk) if matching and not torch_is_cpu_build() else _catalogue_device(gpu, disk)
 
 

@@ -344,6 +344,11 @@ def _number(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"\d{1,7}", text) else None
 
 
+def _per_node(total: int | None, nodes: int | None) -> int | None:
+    """Return each node's part of a total; None where the nodes do not divide it, or one of them is not known."""
+    return total // nodes if total and nodes and total % nodes == 0 else None
+
+
 def _count(text: str | None) -> int | None:
     """Return the number in `4` or `a100:4`."""
     return _number((text or "").rpartition(":")[2])
@@ -375,8 +380,7 @@ def _tasks_per_node(options: Mapping[str, str], nodes: int | None) -> int | None
     if "ntasks-per-node" in options:
         return _number(options["ntasks-per-node"])
     if "ntasks" in options:
-        tasks = _number(options["ntasks"])
-        return tasks // nodes if tasks and nodes and tasks % nodes == 0 else None
+        return _per_node(_number(options["ntasks"]), nodes)
     derived_options = {"ntasks-per-gpu", "gpus-per-task", "ntasks-per-socket", "ntasks-per-core"} & set(options)
     return None if derived_options else 1
 
@@ -387,8 +391,7 @@ def _gpus_per_node(options: Mapping[str, str], nodes: int | None, tasks: int | N
     if "gres" in options:
         return _gres(options["gres"])
     if "gpus" in options:
-        total = _count(options["gpus"])
-        return total // nodes if total and nodes and total % nodes == 0 else None
+        return _per_node(_count(options["gpus"]), nodes)
     per_task = _count(options.get("gpus-per-task"))
     return per_task * tasks if per_task and tasks else None
 
@@ -534,8 +537,7 @@ def _srun_tasks(asked: Mapping[str, str], nodes: int | None, tasks: int | None) 
     if "ntasks_per_node" in asked:
         return _number(asked["ntasks_per_node"])
     if "ntasks" in asked:
-        total = _number(asked["ntasks"])
-        return total // nodes if total and nodes and total % nodes == 0 else None
+        return _per_node(_number(asked["ntasks"]), nodes)
     return tasks
 
 

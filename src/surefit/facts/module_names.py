@@ -5,12 +5,12 @@ For models that are not on this machine. A name that matches several entries, or
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-LLAMA = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"
-NEOX = "query_key_value dense dense_h_to_4h dense_4h_to_h"
 HEADS = frozenset({
     "lm_head", "embed_out", "score", "classifier", "embed_tokens", "embed_in", "wte", "wpe", "out_proj_head",
     "word_embeddings", "shared", "embed_positions", "output",
@@ -26,73 +26,12 @@ class Layers:
     layer_class: str
 
 
-def _layers(linear: str, layer_class: str) -> Layers:
-    return Layers(frozenset(linear.split()), layer_class)
-
-
+_TABLE = json.loads((Path(__file__).parent / "module_names.json").read_text(encoding="utf-8"))
 LAYERS: Mapping[str, Layers] = {
-    "llama": _layers(LLAMA, "LlamaDecoderLayer"),
-    "mistral": _layers(LLAMA, "MistralDecoderLayer"),
-    "qwen2": _layers(LLAMA, "Qwen2DecoderLayer"),
-    "qwen3": _layers(LLAMA, "Qwen3DecoderLayer"),
-    "gemma": _layers(LLAMA, "GemmaDecoderLayer"),
-    "gemma2": _layers(LLAMA, "Gemma2DecoderLayer"),
-    "gemma3_text": _layers(LLAMA, "Gemma3DecoderLayer"),
-    "smollm3": _layers(LLAMA, "SmolLM3DecoderLayer"),
-    "stablelm": _layers(LLAMA, "StableLmDecoderLayer"),
-    "cohere": _layers(LLAMA, "CohereDecoderLayer"),
-    "mixtral": _layers(f"{LLAMA} w1 w2 w3 gate gate_up_proj", "MixtralDecoderLayer"),
-    "phi": _layers("q_proj k_proj v_proj dense fc1 fc2", "PhiDecoderLayer"),
-    "phi3": _layers("qkv_proj o_proj gate_up_proj down_proj", "Phi3DecoderLayer"),
-    "gpt2": _layers("c_attn c_proj c_fc", "GPT2Block"),
-    "gpt_neo": _layers("q_proj k_proj v_proj out_proj c_fc c_proj", "GPTNeoBlock"),
-    "gpt_neox": _layers(NEOX, "GPTNeoXLayer"),
-    "gptj": _layers("q_proj k_proj v_proj out_proj fc_in fc_out", "GPTJBlock"),
-    "falcon": _layers(NEOX, "FalconDecoderLayer"),
-    "bloom": _layers(NEOX, "BloomBlock"),
-    "opt": _layers("q_proj k_proj v_proj out_proj fc1 fc2 project_in project_out", "OPTDecoderLayer"),
-    "mpt": _layers("Wqkv out_proj up_proj down_proj", "MptBlock"),
-    "gpt_bigcode": _layers("c_attn c_proj c_fc", "GPTBigCodeBlock"),
-    "starcoder2": _layers("q_proj k_proj v_proj o_proj c_fc c_proj", "Starcoder2DecoderLayer"),
-    "t5": _layers("q k v o wi wi_0 wi_1 wo", "T5Block"),
-    "bert": _layers("query key value dense", "BertLayer"),
-    "roberta": _layers("query key value dense out_proj", "RobertaLayer"),
-    "distilbert": _layers("q_lin k_lin v_lin out_lin lin1 lin2 pre_classifier vocab_transform", "TransformerBlock"),
-    "deberta-v2": _layers("query_proj key_proj value_proj dense", "DebertaV2Layer"),
+    kind: Layers(frozenset(entry["linear"].split()), entry["layer_class"]) for kind, entry in _TABLE.items()
 }
 """`model_type` of a config.json → its layers, as transformers 5.23 names them (compared by tests/findings)."""
-NAMES: tuple[tuple[str, str], ...] = (
-    ("llama", r"(code)?llama[-_]?([23](?!\d)|\d+b)|tinyllama|vicuna|smollm2|smollm-\d|deepseek-llm|falcon-?3|"
-     r"\byi-(1\.5-)?\d+b|hermes-[23]-llama"),
-    ("mistral", r"mistral-(7b|nemo|large)|ministral-8b|zephyr-7b|openhermes-2\.5-mistral|mistral-small-2[34]"),
-    ("mixtral", r"mixtral-8x"),
-    ("qwen2", r"qwen-?(1\.5|2(\.5)?)-|\bqwq-32b"),
-    ("qwen3", r"qwen-?3-(\d+(\.\d+)?b(-(base|instruct|thinking)\b|-(fp8|awq|gptq|bnb|unsloth)|$)|"
-     r"4b-(instruct|thinking)-\d+)"),
-    ("gemma", r"gemma-(1\.1-)?[27]b"),
-    ("gemma2", r"gemma-?2-\d"),
-    ("gemma3_text", r"gemma-?3-(270m|1b)"),
-    ("smollm3", r"smollm3"),
-    ("stablelm", r"stablelm-(2|3b|zephyr)"),
-    ("cohere", r"command-r(?!.*7b)"),
-    ("phi", r"\bphi-(2|1(_5)?)\b"),
-    ("phi3", r"\bphi-(3(\.5)?-(mini|medium)|4)\b"),
-    ("gpt2", r"^(distil)?gpt2\b|dialogpt"),
-    ("gpt_neo", r"gpt-neo-\d"),
-    ("gpt_neox", r"pythia-|gpt-neox|dolly-v2|redpajama-incite|stablelm-(base|tuned)-alpha"),
-    ("gptj", r"gpt-j-|gpt4all-j"),
-    ("falcon", r"falcon-(rw-)?\d+b"),
-    ("bloom", r"\bbloomz?-\d"),
-    ("opt", r"^opt-\d"),
-    ("mpt", r"^mpt-\d+b"),
-    ("gpt_bigcode", r"starcoder(base)?($|-\d|plus)|santacoder"),
-    ("starcoder2", r"starcoder2-"),
-    ("t5", r"\b(flan-)?t5-(small|base|large|xl|xxl|\d+b)|t5-v1_1"),
-    ("bert", r"^bert-(base|large)"),
-    ("roberta", r"^(xlm-)?roberta-(base|large)"),
-    ("distilbert", r"^distilbert-"),
-    ("deberta-v2", r"^m?deberta-v[23]-"),
-)  # fmt: skip
+NAMES: tuple[tuple[str, str], ...] = tuple((kind, entry["names"]) for kind, entry in _TABLE.items())
 """(`model_type`, pattern of its models' names)."""
 OTHERS = re.compile(r"vl\b|vision|omni|audio|multimodal|moe|-a\d+b|mamba|distill-(?!qwen|llama)|-onnx|tiny-random")
 """In names of models whose layers differ from what the rest of the name suggests."""

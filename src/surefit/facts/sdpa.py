@@ -113,14 +113,6 @@ class KernelSupport:
         return call.width > above and (call.width <= up_to or call.dropout)
 
 
-def _cudnn(oldest: Capability, newest: Capability) -> KernelSupport:
-    """Return the row of cuDNN's kernel: `check_prefer_cudnn_attention`, `can_use_cudnn_attention`; head widths above
-    128 came with cuDNN 9.22."""
-    return KernelSupport(
-        "cudnn", oldest, newest, BOTH_HALVES, masked=True, grouped=True, uneven=True, share=0.9, widest=128, multiple=8
-    )
-
-
 def _flash(
     oldest: Capability, newest: Capability, share: float, untrained: tuple[int, int] | None = None
 ) -> KernelSupport:
@@ -149,7 +141,10 @@ All of this is assumed until `surefit calibrate` has measured the card."""
 BACKWARD_SHARE, NARROW, NARROW_SHARE = 0.8, 64, 0.75
 """Factors on these rates: for the backward pass, and for heads of up to 64; assumed as well."""
 KERNELS: tuple[KernelSupport, ...] = (
-    _cudnn((9, 0), (10, 9)),
+    # `check_prefer_cudnn_attention`, `can_use_cudnn_attention`; head widths above 128 came with cuDNN 9.22.
+    KernelSupport(
+        "cudnn", (9, 0), (10, 9), BOTH_HALVES, masked=True, grouped=True, uneven=True, share=0.9, widest=128, multiple=8
+    ),
     _flash((8, 0), (8, 5), AMPERE_RATE),
     _flash((8, 6), (8, 9), AMPERE_RATE, NO_BACKWARD),
     _flash((9, 0), (11, 9), HOPPER_RATE),

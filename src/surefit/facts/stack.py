@@ -32,11 +32,11 @@ _INFINIBAND = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True)
 class UnmetRequirement:
-    """A requirement of `package`, `wanted` ("torch<2.9,>=2.8"), that `other` does not meet in `version`; None: `other`
+    """A requirement of `package`, `needs` ("torch<2.9,>=2.8"), that `other` does not meet in `version`; None: `other`
     is not installed."""
 
     package: str
-    wanted: str
+    needs: str
     other: str
     version: str | None
 
@@ -109,7 +109,7 @@ class StackFacts:
 
 def _unfit(text: str, version: str | None, package: str) -> str | None:
     """Return a package's requirement without its marker where it applies here and `version` does not satisfy it, else
-    None. SureFit's include those of `packaging.EXTRAS`, without which nothing is trained."""
+    None. SureFit's include the requirements of `packaging.EXTRAS`, without which nothing is trained."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion, Version
 

@@ -113,7 +113,8 @@ def _finish(draft: ConfigDraft) -> None:
         draft.say("parallel", _parallel(draft.flat["distributed_type"]), "distributed_type")
     if draft.setup.get("parallel") in DATA_PARALLEL and "processes" in draft.setup:
         draft.say("world_size", draft.setup["processes"] // _count_data_sharers(draft), "num_processes")
-    if draft.setup.get("parallel") == "none" and _sees_several_gpus(draft):
+    one_process = draft.setup.get("processes", 1) == 1 and not draft.setup.get("on_cpu")
+    if draft.setup.get("parallel") == "none" and one_process and draft.setup.get("gpus", 1) > 1:
         # One process that sees several GPUs: transformers wraps the model in torch.nn.DataParallel.
         draft.say("parallel", "dp", "distributed_type")
     _section_without_use(draft)
@@ -127,10 +128,6 @@ def _count_data_sharers(draft: ConfigDraft) -> int:
         draft.refuse(list(sizes)[-1], f"sizes whose product is num_processes, {draft.setup['processes']}")
         return 1
     return math.prod(sizes.get(key, 1) for key in SIZES[2:])
-
-
-def _sees_several_gpus(draft: ConfigDraft) -> bool:
-    return draft.setup.get("gpus", 1) > 1 and draft.setup.get("processes", 1) == 1 and not draft.setup.get("on_cpu")
 
 
 def _section_without_use(draft: ConfigDraft) -> None:

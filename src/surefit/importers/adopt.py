@@ -72,10 +72,10 @@ class OverriddenValue:
 
     dotted: str
     before: Any
-    said: FileValue
+    after: FileValue
 
     def __str__(self) -> str:
-        source = f"{_format_value(self.said.value)}, from {self.said.place}"
+        source = f"{_format_value(self.after.value)}, from {self.after.place}"
         return f"{self.dotted}: {source} (was {_format_value(self.before)})"
 
 
@@ -85,17 +85,17 @@ class AdoptedConfig:
 
     Attributes:
         loaded: the config, with the origin of its values.
-        taken: the values that the files changed.
+        overrides: the values that the files changed.
         unplaced: (file, key) of what SureFit cannot express, and why.
     """
 
     loaded: LoadedConfig
-    taken: tuple[OverriddenValue, ...] = ()
+    overrides: tuple[OverriddenValue, ...] = ()
     unplaced: tuple[tuple[str, UnmappedKey], ...] = field(default=())
 
     def lines(self) -> Iterator[str]:
         """Yield a sentence for each changed value, and for the keys of each file that were left out."""
-        yield from map(str, self.taken)
+        yield from map(str, self.overrides)
         for file in dict.fromkeys(file for file, _ in self.unplaced):
             lost = [lost for name, lost in self.unplaced if name == file]
             keys = ", ".join(item.key for item in lost)
@@ -133,13 +133,15 @@ def apply_launcher_files(loaded: LoadedConfig) -> AdoptedConfig:
     return AdoptedConfig(loaded, tuple(overrides), tuple(unplaced))
 
 
-def _existing(named: str, key: str, said: FileValue | None, loaded: LoadedConfig) -> Path:
-    """Return the path that `key` names, in the config or (`said`) in an Accelerate file; raises if it does not
+def _existing(named: str, key: str, named_in: FileValue | None, loaded: LoadedConfig) -> Path:
+    """Return the path that `key` names, in the config or (`named_in`) in an Accelerate file; raises if it does not
     exist."""
     path = Path(named).expanduser()
     if not path.exists():
-        origin = f", named in {said.place}" if said else ""
-        start = "relative paths in it start at its folder" if said else "relative paths start at the current directory"
+        origin = f", named in {named_in.place}" if named_in else ""
+        start = (
+            "relative paths in it start at its folder" if named_in else "relative paths start at the current directory"
+        )
         raise ConfigError(
             f"no such file: {named}{origin}",
             code="E3009",
@@ -241,22 +243,23 @@ def _require_same(dotted: str, one: FileValue, other: FileValue, loaded: LoadedC
         )
 
 
-def _find_override(dotted: str, said: FileValue, loaded: LoadedConfig) -> OverriddenValue | None:
+def _find_override(dotted: str, file_value: FileValue, loaded: LoadedConfig) -> OverriddenValue | None:
     """Return the change that a file makes to the config, or None if both agree; raises if the config sets another
     value."""
     config_value = lookup(loaded.config, dotted)
-    if config_value == said.value:
+    if config_value == file_value.value:
         return None
     on_command_line = is_overridden(dotted, loaded.overridden)
     is_set = on_command_line or (dotted in loaded.lines and not dotted.startswith("parallel."))
     if is_set and config_value != "auto":
         location = "on the command line" if on_command_line else "here"
         raise ConfigError(
-            f"{_format_value(config_value)} {location}, but {_format_value(said.value)} in {said.place}", code="E3013",
+            f"{_format_value(config_value)} {location}, but {_format_value(file_value.value)} in {file_value.place}",
+            code="E3013",
             path=loaded.path, line=loaded.lines.get(dotted), field=dotted,
             help="make them equal, or remove one of them",
         )  # fmt: skip
-    return OverriddenValue(dotted, config_value, said)
+    return OverriddenValue(dotted, config_value, file_value)
 
 
 def _batch(accumulation: FileValue, loaded: LoadedConfig) -> OverriddenValue | None:
@@ -288,21 +291,21 @@ def _parts(config: SureFitConfig) -> int:
     return max(1, devices // (parallel.tp * parallel.cp * parallel.pp))
 
 
-def _with_overrides(loaded: LoadedConfig, taken: list[OverriddenValue]) -> LoadedConfig:
-    if not taken:
+def _with_overrides(loaded: LoadedConfig, overrides: list[OverriddenValue]) -> LoadedConfig:
+    if not overrides:
         return loaded
     try:
-        config = with_changes(loaded.config, {entry.dotted: entry.said.value for entry in taken})
+        config = with_changes(loaded.config, {entry.dotted: entry.after.value for entry in overrides})
     except ValidationError as error:
         loc = error.errors()[0]["loc"]
         dotted = ".".join(str(part) for part in loc[:2])
-        entry = next((entry for entry in taken if entry.dotted == dotted), taken[0])
+        entry = next((entry for entry in overrides if entry.dotted == dotted), overrides[0])
         raise ConfigError(
-            f"SureFit cannot use {_format_value(entry.said.value)} of {entry.said.place}: {error.errors()[0]['msg']}",
+            f"SureFit cannot use {_format_value(entry.after.value)} of {entry.after.place}: {error.errors()[0]['msg']}",
             code="E3015",
             path=loaded.path, field=entry.dotted, help="change it there, or remove it",
         ) from None  # fmt: skip
-    return replace(loaded, config=config, adopted={**loaded.adopted, **{i.dotted: i.said.place for i in taken}})
+    return replace(loaded, config=config, adopted={**loaded.adopted, **{i.dotted: i.after.place for i in overrides}})
 
 
 def _format_value(value: Any) -> str:

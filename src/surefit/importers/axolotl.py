@@ -12,7 +12,7 @@ from surefit.importers import hf
 from surefit.importers.axolotl_data import read_datasets
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
-from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS, key_replacements
+from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS, key_replacements, tool_defaults
 from surefit.importers.paths import count_rows
 from surefit.importers.preferences import (
     OTHERWISE,
@@ -138,14 +138,7 @@ DEPRECATED = key_replacements("axolotl deprecated")
 ALIASES = key_replacements("axolotl aliases")
 """Keys of LLaMA-Factory and TRL → Axolotl's name for them; Axolotl silently ignores these keys."""
 ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"], "noisy_embedding_alpha": hf.KEYS["neftune_noise_alpha"]}
-DEFAULTS = {
-    "train.method": ("adapter", "full"),
-    "data.eval": ("val_set_size", 0.0),
-    "train.num_train_epochs": ("num_epochs", 1.0),
-    "train.lr_scheduler_type": ("lr_scheduler", "cosine"),
-    "train.seed": ("seed", 42),
-    "output_dir": ("output_dir", "./model-out"),
-}
+DEFAULTS = tool_defaults("axolotl")
 """Axolotl 0.19.0's defaults that differ from SureFit's, and those that every SureFit config must set."""
 
 
@@ -174,7 +167,7 @@ OBJECTIVES = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo", "kto
 
 
 def _objective(draft: ConfigDraft) -> None:
-    """Map `rl` and its numbers, whose defaults are those of TRL's configs (Axolotl 0.19.0, core/builders/rl.py)."""
+    """Map `rl` and its numbers, which have the defaults of TRL's configs (Axolotl 0.19.0, core/builders/rl.py)."""
     kind, losses = str(draft.flat.get("rl") or ""), draft.flat.get("dpo_loss_type")
     if kind in OBJECTIVES:
         loss, likelihood = split_losses(losses, draft.flat.get("dpo_loss_weights"))

@@ -10,7 +10,7 @@ from typing import Any
 from surefit.facts.thinking import FIELDS
 from surefit.importers import hf
 from surefit.importers.config_mapping import ConfigDraft
-from surefit.importers.known import key_set
+from surefit.importers.known import key_set, read_schema
 from surefit.importers.paths import first_rows
 from surefit.importers.values import expected_value, is_placeholder, value_kinds
 
@@ -20,33 +20,11 @@ ROW_KEYS = {
     "split_thinking", "template_thinking_key",
 }  # fmt: skip
 """Keys of a dataset that do not change the layout of its rows."""
-TYPES = key_set("""
-    _synthetic alpaca alpaca_chat alpaca_instruct alpaca_w_system bradley_terry chat_template chatml completion
-    concisechoice context_qa creative_acr ebft_chat_multiturn ebft_opencode ebft_pretrain ebft_reasoning
-    ebft_strided_chat ebft_strided_structured explainchoice gpteacher input_output jeopardy llama2_chat llama3
-    messages metharme oasst orcamini passthrough pretrain pygmalion reflection stepwise_supervised summarizetldr
-    user_defined zephyr
-""")
+_TABLE = read_schema("axolotl_rows.json")
+TYPES = key_set(" ".join(_TABLE["types"]))
 """Axolotl 0.19.0: the modules of prompt_strategies/ and the handlers of utils/data/wrappers.py."""
-WHY = {
-    "split": "data.split names a whole split: SureFit would use all its rows",
-    "name": "SureFit reads a set's default configuration",
-    "revision": "SureFit reads a set's newest revision",
-    "data_files": "SureFit reads the whole set, or one file by its path as data.train",
-    "shards": "SureFit trains on all rows",
-    "shards_idx": "SureFit trains on all rows",
-    "preprocess_shards": "SureFit trains on all rows",
-    "chat_template": "SureFit uses the model's own chat template",
-    "chat_template_jinja": "SureFit uses the model's own chat template",
-    "train_on_eos": "SureFit trains on the end token of each answer",
-    "train_on_eot": "SureFit trains on the end token of each answer",
-    "roles_to_train": "SureFit trains on the assistant's turns",
-    "split_thinking": "SureFit moves <think>…</think> out of the content if the template reads reasoning from a "
-    "field; <reasoning> and <|begin_of_thought|> stay text",
-    "template_thinking_key": "SureFit passes reasoning under the name that the template reads",
-    "type": "SureFit reads the layouts of docs/data.md only: write the rows in one of them",
-    "ds_type": "SureFit detects the format from the file's name",
-}
+WHY: dict[str, str] = _TABLE["why"]
+"""Key of a dataset → why SureFit does not read it."""
 COLUMNS = "SureFit reads the columns by name: rename them, or write the rows in a layout of docs/data.md"
 REASONING = f"SureFit reads reasoning under any of these names: {', '.join(FIELDS)}"
 OTHERS = "not trained on: data.mix needs data sets in a layout of docs/data.md, each named once"
@@ -107,11 +85,8 @@ def _name_lost(draft: ConfigDraft, sets: Sequence[dict[str, Any]], layouts: set[
             draft.lose_part("datasets", f"[{i}].path", find_rows_source(entry) or entry.get("path"), OTHERS)
         for key, value in entry.items():
             if key not in mapped_keys and value not in (None, False, "", [], {}):
-                draft.lose_part("datasets", f"[{i}].{key}", value, _why(key, value))
-
-
-def _why(key: str, value: Any) -> str:
-    return REASONING if key == "field_thinking" and value in FIELDS else WHY.get(key, COLUMNS)
+                why = REASONING if key == "field_thinking" and value in FIELDS else WHY.get(key, COLUMNS)
+                draft.lose_part("datasets", f"[{i}].{key}", value, why)
 
 
 def is_plain_split(value: Any) -> bool:

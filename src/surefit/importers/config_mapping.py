@@ -122,8 +122,33 @@ class ToolSchema:
         return any(name.startswith(prefix) for name in (*self.keys, *self.known))
 
 
+@dataclass(kw_only=True)
+class SetupNotes:
+    """What a file says about a run, and what is wrong with its keys, on the way to a `Setup`."""
+
+    setup: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, SettingLocation] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+    deprecated: dict[str, str] = field(default_factory=dict)
+    out_of_range: dict[str, str] = field(default_factory=dict)
+    meant: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    problems: list[SureFitError] = field(default_factory=list)
+
+    def to_setup(self, tool: str, **more: Any) -> Setup:
+        """Return everything recorded so far, and `more` attributes, as a `Setup`."""
+        return Setup(
+            tool=tool, places=self.places, gone=self.gone, ignored=self.ignored, deprecated=self.deprecated,
+            out_of_range=self.out_of_range, meant=self.meant, unknown=tuple(self.unknown),
+            passed_over=tuple(self.passed_over), missing=self.missing, **more, **self.setup,
+        )  # fmt: skip
+
+
 @dataclass
-class ConfigDraft:
+class ConfigDraft(SetupNotes):
     """The state of a config file while its keys are read."""
 
     tool: ToolSchema
@@ -132,22 +157,12 @@ class ConfigDraft:
     lines: Mapping[str, int]
     repeated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     flat: dict[str, Any] = field(default_factory=dict)
-    setup: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, SettingLocation] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    gone: dict[str, str] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
-    passed_over: list[str] = field(default_factory=list)
-    deprecated: dict[str, str] = field(default_factory=dict)
     parts: list[UnmappedKey] = field(default_factory=list)
-    meant: dict[str, str] = field(default_factory=dict)
-    ignored: dict[str, str] = field(default_factory=dict)
-    out_of_range: dict[str, str] = field(default_factory=dict)
     mapped: set[str] = field(default_factory=set)
     judged: dict[str, UnmappedKey] = field(default_factory=dict)
     lost: dict[str, UnmappedKey] = field(default_factory=dict)
-    problems: list[SureFitError] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     whole_run: bool = True
     rows_known: bool = True
@@ -348,18 +363,12 @@ class ConfigDraft:
         self.read_all()
         loaded = self._loaded() if self.whole_run else None
         self._read_repeated()
-        missing_files = {key: file for key, file in find_missing_files(self.flat, self.path) if key not in self.refused}
-        self.places |= {key: self.place(key) for key in missing_files}
-        setup = Setup(
-            tool=self.tool.name, places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
-            ignored=self.ignored, out_of_range=self.out_of_range, repeated=self.repeated,
-            deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=missing_files,
-            **self.setup,
-        )  # fmt: skip
+        self.missing = {key: file for key, file in find_missing_files(self.flat, self.path) if key not in self.refused}
+        self.places |= {key: self.place(key) for key in self.missing}
         return ImportedConfig(
             tool=self.tool.name,
             path=self.path,
-            setup=setup,
+            setup=self.to_setup(self.tool.name, repeated=self.repeated),
             loaded=loaded,
             names=self.names,
             lost=tuple(self.lost.values()),

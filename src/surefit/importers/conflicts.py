@@ -12,18 +12,17 @@ is no number), `a/b` (either key), and `name()` (a function of this file).
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from surefit.config.modes import MODES
 from surefit.importers.config_mapping import ConfigDraft
+from surefit.importers.known import read_schema
 
 Values = Mapping[str, Any]
 Row = tuple[str, str, str]
@@ -35,9 +34,7 @@ _TERM = re.compile(r"(?P<off>!?)(?P<keys>[\w./]+?)(?:(?P<sign>!=|=|<|>)(?P<words
 
 @lru_cache(maxsize=1)
 def _tables() -> dict[str, list[list[str]]]:
-    tables: dict[str, list[list[str]]] = json.loads(
-        (Path(__file__).parent / "schemas/conflicts.json").read_text(encoding="utf-8")
-    )
+    tables: dict[str, list[list[str]]] = read_schema("conflicts.json")
     return tables
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 
 def key_set(text: str) -> frozenset[str]:
@@ -14,14 +15,12 @@ def key_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _read(name: str) -> dict[str, dict[str, str]]:
-    table: dict[str, dict[str, str]] = json.loads(
-        (Path(__file__).parent / "schemas" / name).read_text(encoding="utf-8")
-    )
-    return table
+def read_schema(name: str) -> Any:
+    """Return the content of a file in schemas/."""
+    return json.loads((Path(__file__).parent / "schemas" / name).read_text(encoding="utf-8"))
 
 
-_RENAMED = _read("renamed.json")
+_RENAMED: dict[str, dict[str, str]] = read_schema("renamed.json")
 
 
 def key_replacements(table: str) -> dict[str, str]:
@@ -30,7 +29,12 @@ def key_replacements(table: str) -> dict[str, str]:
     return dict(_RENAMED[table])
 
 
-_SETS = {name: key_set(entry["keys"]) for name, entry in _read("keys.json").items()}
+def tool_defaults(tool: str) -> dict[str, tuple[str, Any]]:
+    """Return a tool's defaults in schemas/defaults.json: config key → (the tool's key, its default)."""
+    return {dotted: (key, value) for dotted, (key, value) in read_schema("defaults.json")[tool].items()}
+
+
+_SETS = {name: key_set(entry["keys"]) for name, entry in read_schema("keys.json").items()}
 TRAINING_ARGUMENTS = _SETS["training_arguments"]
 TRAINING_ARGUMENTS_4 = _SETS["training_arguments_4"]
 """Keys that transformers 4.57 accepted and 5 does not."""

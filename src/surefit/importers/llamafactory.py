@@ -13,7 +13,13 @@ from surefit.importers import convert as c
 from surefit.importers import hf
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
-from surefit.importers.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4, key_replacements
+from surefit.importers.known import (
+    LLAMAFACTORY,
+    TRAINING_ARGUMENTS,
+    TRAINING_ARGUMENTS_4,
+    key_replacements,
+    tool_defaults,
+)
 from surefit.importers.paths import first_rows
 from surefit.importers.preferences import (
     OTHERWISE,
@@ -93,16 +99,7 @@ KEYS = hf.KEYS | {
 }
 ALIASES = key_replacements("llamafactory aliases")
 """Keys of Axolotl and TRL → LLaMA-Factory's name for them."""
-DEFAULTS = {
-    "data.max_length": ("cutoff_len", 2048),
-    "data.eval": ("val_size", 0.0),
-    "train.num_train_epochs": ("num_train_epochs", 3.0),
-    "train.learning_rate": ("learning_rate", 5e-5),
-    "train.lr_scheduler_type": ("lr_scheduler_type", "linear"),
-    "train.warmup_steps": ("warmup_steps", 0.0),
-    "train.gradient_checkpointing": ("disable_gradient_checkpointing", True),
-    "train.seed": ("seed", 42),
-}
+DEFAULTS = tool_defaults("llamafactory")
 """LLaMA-Factory 0.9.5's defaults that differ from SureFit's."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from surefit.importers import convert as c
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
@@ -16,12 +15,8 @@ _HYPERPARAMETERS = ("hyperparameters", "method.supervised.hyperparameters")
 _FILE_ID = re.compile(r"file-[\w-]+")
 
 
-def _to_epochs(value: Any) -> Any:
-    return "auto" if value == "auto" else c.to_float(value)
-
-
-def _to_batch(value: Any) -> Any:
-    return "auto" if value == "auto" else c.to_int(value)
+def _number_or_auto(convert: c.Convert) -> c.Convert:
+    return lambda value: value if value == "auto" else convert(value)
 
 
 KEYS = {
@@ -30,8 +25,8 @@ KEYS = {
         f"{section}.{name}": mapping
         for section in _HYPERPARAMETERS
         for name, mapping in (
-            ("n_epochs", KeyMapping(_to_epochs, "train.num_train_epochs")),
-            ("batch_size", KeyMapping(_to_batch, "train.global_batch_size")),
+            ("n_epochs", KeyMapping(_number_or_auto(c.to_float), "train.num_train_epochs")),
+            ("batch_size", KeyMapping(_number_or_auto(c.to_int), "train.global_batch_size")),
         )
     },
 }

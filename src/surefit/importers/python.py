@@ -11,13 +11,12 @@ from surefit.facts.job_script import JobScript, Launch
 from surefit.facts.setup import SettingLocation
 from surefit.importers.hf import to_trackers
 from surefit.importers.joined import find_launches
+from surefit.importers.known import read_schema
 from surefit.importers.python_calls import (
-    ARGUMENTS,
+    ANY_ARGUMENTS,
+    ANY_TRAINER,
     CONFIGS,
-    OTHER_STAGES,
-    OTHER_TRAINERS,
     PRETRAINED,
-    TRAINERS,
     ScriptCall,
     find_calls,
     read_call,
@@ -27,37 +26,28 @@ from surefit.importers.python_faults import read_faults
 from surefit.importers.python_models import read_models
 from surefit.importers.python_rows import LENGTHS, read_rows
 from surefit.importers.python_script import ScriptNotes, not_a_training_script, read_arguments, read_loads
-from surefit.importers.python_source import ImportedName, Scope, ScriptSource, find_accidental_tuple, parse_script
+from surefit.importers.python_source import (
+    ImportedName,
+    Scope,
+    ScriptSource,
+    find_accidental_tuple,
+    last_name,
+    parse_script,
+)
 from surefit.importers.python_tokens import read_tokens
 from surefit.importers.releases import TargetReleases
 from surefit.importers.requirements import read_project_requirements
 from surefit.importers.result import ImportedConfig
 from surefit.importers.values import value_kinds
 
-GONE_IMPORTS = {
-    "transformers.AdamW": ("transformers", ">=4.50", "import AdamW from torch.optim"),
-    "transformers.AutoModelWithLMHead": ("transformers", ">=5", "write AutoModelForCausalLM"),
-    "transformers.InputFeatures": ("transformers", ">=5.20", "write a dataclass of your own"),
-    "transformers.LineByLineTextDataset": ("transformers", ">=5", "read the rows with the library datasets"),
-    "transformers.TextDataset": ("transformers", ">=5", "read the rows with the library datasets"),
-    "transformers.data.processors": ("transformers", ">=5.20", "write a dataclass of your own"),
-    "transformers.deepspeed": ("transformers", ">=4.46", "import it from transformers.integrations"),
-    "peft.prepare_model_for_int8_training": ("peft", ">=0.10", "write prepare_model_for_kbit_training"),
-    "datasets.load_metric": ("datasets", ">=3", "use the library evaluate"),
-    "trl.trainer.ConstantLengthDataset": ("trl", ">=0.20", "write SFTConfig(packing=True)"),
-    "trl.trainer.utils.ConstantLengthDataset": ("trl", ">=0.20", "write SFTConfig(packing=True)"),
-}
+_IMPORTS = read_schema("gone_imports.json")
+GONE_IMPORTS: dict[str, tuple[str, str, str]] = _IMPORTS["gone"]
 """Removed imports → (package, the versions without it, what to write instead).
 
 Looked up in the packages of transformers 4.40 to 5.23, PEFT 0.7 to 0.21, TRL 0.8 to 1.16 and datasets 5.2;
 transformers.file_utils still exists. TRL's own exports are in the table of releases."""
-INSTEAD_OF_IMPORTS = {
-    "DataCollatorForCompletionOnlyLM": "write SFTConfig(completion_only_loss=True)",
-    "setup_chat_format": "write clone_chat_template, or SFTConfig(chat_template_path=…)",
-    "AutoModelForCausalLMWithValueHead": "import it from trl.experimental.ppo",
-    "get_kbit_device_map": 'write device_map={"": PartialState().local_process_index}',
-    "set_seed": "import it from transformers",
-}
+INSTEAD_OF_IMPORTS: dict[str, str] = _IMPORTS["instead"]
+"""Names that TRL no longer exports → what to write instead."""
 SCORERS = ("rouge", "rouge_score", "sacrebleu", "smatch", "bert_score", "nltk.translate")
 STAGES = ("Config", "Trainer")
 COUNTS = ("num_processes", "nproc_per_node", "num_gpus", "config_file")
@@ -76,7 +66,7 @@ def read_python(path: Path) -> ImportedConfig:
     launches = list(find_launches(path))
     _read_passed(source, launches)
     calls = list(find_calls(source))
-    kinds = (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS)
+    kinds = (*ANY_ARGUMENTS, *ANY_TRAINER, *CONFIGS)
     if not any(call.kind in kinds or call.kind.endswith(PRETRAINED) for call in calls) and not _prepares(source):
         raise not_a_training_script(path)
     notes = ScriptNotes(path)
@@ -171,13 +161,13 @@ def _gone_imports(source: ScriptSource, judge: TargetReleases) -> dict[str, tupl
 def _find_accidental_tuples(path: Path, source: ScriptSource) -> Iterator[ConfigError]:
     """Yield an error for each tuple that a stray comma made out of a needed number."""
     numbers = {key for key, kind in value_kinds("trl").items() if kind in ("int", "float")} | LENGTHS
-    used_names = {_name(call.value) for call, _ in source.each(ast.keyword) if call.arg in numbers}
+    used_names = {last_name(call.value) for call, _ in source.each(ast.keyword) if call.arg in numbers}
     comparisons = [node for node, _ in source.each(ast.Compare) if not isinstance(node.ops[0], ast.In | ast.NotIn)]
-    used_names |= {_name(side) for node in comparisons for side in (node.left, *node.comparators)}
+    used_names |= {last_name(side) for node in comparisons for side in (node.left, *node.comparators)}
     for node, _ in source.each(ast.Assign):
-        name = _name(node.targets[0]) if len(node.targets) == 1 else None
+        name = last_name(node.targets[0]) if len(node.targets) == 1 else ""
         number = find_accidental_tuple(source, node.value)
-        if number is not None and name in used_names:
+        if number is not None and name and name in used_names:
             text = source.text_of(node.value)
             yield ConfigError(
                 f"expected a number, got a tuple: the comma in {text} makes it one",
@@ -186,14 +176,10 @@ def _find_accidental_tuples(path: Path, source: ScriptSource) -> Iterator[Config
             )  # fmt: skip
 
 
-def _name(node: ast.AST) -> str | None:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
-
-
 def _read_batch(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
     """Note a batch size per device that is multiplied by the number of devices."""
     for call in calls:
-        batch_size = call.given.get("per_device_train_batch_size") if call.kind in (*ARGUMENTS, *OTHER_STAGES) else None
+        batch_size = call.given.get("per_device_train_batch_size") if call.kind in ANY_ARGUMENTS else None
         if batch_size is not None and _times_devices(source, *batch_size):
             line = call.lines["per_device_train_batch_size"]
             notes.say("micro_batch_times_gpus", True, "per_device_train_batch_size", line)
@@ -222,7 +208,11 @@ def _times_devices(source: ScriptSource, node: ast.expr, scope: Scope, depth: in
 
 
 def _same(target: ast.AST, node: ast.Attribute) -> bool:
-    return isinstance(target, ast.Attribute) and target.attr == node.attr and _name(target.value) == _name(node.value)
+    return (
+        isinstance(target, ast.Attribute)
+        and target.attr == node.attr
+        and last_name(target.value) == last_name(node.value)
+    )
 
 
 def _counts_devices(source: ScriptSource, node: ast.expr, scope: Scope) -> bool:
@@ -268,8 +258,7 @@ def _scores(source: ScriptSource) -> bool:
 
 def _read_sampling(notes: ScriptNotes, source: ScriptSource, node: ast.Call, scope: Scope) -> None:
     """Note `do_sample` and `temperature` of a call that generates one answer per prompt."""
-    callee = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
-    if callee not in ("generate", "GenerationConfig"):
+    if last_name(node.func) not in ("generate", "GenerationConfig"):
         return
     call = read_call(source, "generate", node, scope)
     single_answer = "num_return_sequences" not in call.given or call.known.get("num_return_sequences") == 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefit.importers.python_source import COMPUTED, Binding, Scope, ScriptSource, reaching_bindings
+from surefit.importers.python_source import COMPUTED, Binding, Scope, ScriptSource, argument_of, reaching_bindings
 
 LIBRARIES = ("transformers", "trl", "peft", "unsloth")
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
@@ -18,6 +18,7 @@ OTHER_STAGES = (
 )  # fmt: skip
 """Configs of TRL's other trainers, which add keys of their own to TrainingArguments."""
 OTHER_TRAINERS = tuple(f"{name.removesuffix('Config')}Trainer" for name in OTHER_STAGES)
+ANY_ARGUMENTS, ANY_TRAINER = (*ARGUMENTS, *OTHER_STAGES), (*TRAINERS, *OTHER_TRAINERS)
 UNSLOTH_LORA = "FastLanguageModel.get_peft_model"
 LORA = ("LoraConfig", UNSLOTH_LORA)
 CONFIGS = ("LoraConfig", "BitsAndBytesConfig")
@@ -25,7 +26,7 @@ _TRAINER = ("model", "args", "data_collator", "train_dataset", "eval_dataset")
 FAST = ("FastLanguageModel", "FastModel", "FastVisionModel")
 """Unsloth's loaders."""
 _FAST_FIRST = ("model_name", "max_seq_length", "dtype", "load_in_4bit")
-FIRST = dict.fromkeys((*ARGUMENTS, *OTHER_STAGES), ("output_dir",)) | dict.fromkeys(TRAINERS, _TRAINER) | {
+FIRST = dict.fromkeys(ANY_ARGUMENTS, ("output_dir",)) | dict.fromkeys(TRAINERS, _TRAINER) | {
     "BitsAndBytesConfig": ("load_in_8bit", "load_in_4bit"),
     **{f"{name}.from_pretrained": _FAST_FIRST for name in FAST},
     **{name: ("model",) for name in OTHER_TRAINERS if name != "PPOTrainer"}, UNSLOTH_LORA: ("model",),
@@ -73,6 +74,11 @@ class ScriptCall:
     def computed(self) -> frozenset[str]:
         """Arguments with unknown values."""
         return frozenset(self.given) - frozenset(self.known)
+
+    @property
+    def model_name(self) -> Any:
+        """The model that the call names; None where it names none, or the name is not written out."""
+        return self.known.get("pretrained_model_name_or_path", self.known.get("model_name"))
 
     def silent(self, *names: str) -> bool:
         """Return whether the call leaves these arguments at their defaults."""
@@ -127,6 +133,11 @@ def find_calls(source: ScriptSource) -> Iterator[ScriptCall]:
             yield read_call(source, kind, node, scope)
 
 
+def find_model_loads(calls: Iterable[ScriptCall]) -> list[ScriptCall]:
+    """Return the calls that load a model; one that adds a saved adapter to it does not count."""
+    return [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
+
+
 def _kind(origin: str | None) -> str | None:
     root, _, path = (origin or "").partition(".")
     if root not in LIBRARIES or not path:
@@ -136,7 +147,7 @@ def _kind(origin: str | None) -> str | None:
         return f"{owner}.{leaf}" if _is_model(owner) else None
     if root == "unsloth" and leaf == "get_peft_model" and owner.startswith("Fast"):
         return UNSLOTH_LORA
-    is_relevant = leaf in (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS, *WRAPPERS)
+    is_relevant = leaf in (*ANY_ARGUMENTS, *ANY_TRAINER, *CONFIGS, *WRAPPERS)
     return leaf if is_relevant else None
 
 
@@ -185,11 +196,7 @@ class ModelOrigins:
 
     def _of_call(self, node: ast.Call, scope: Scope, line: int, depth: int) -> frozenset[ScriptCall | None]:
         call = self.calls.get(node)
-        model = (
-            node.args[0]
-            if node.args
-            else next((k.value for k in node.keywords if k.arg in ("model", "base_model")), None)
-        )
+        model = argument_of(node, "model", 0) or argument_of(node, "base_model")
         if call is not None and call.kind.endswith(PRETRAINED):
             return self.of(model, scope, line, depth) if call.kind.startswith("PeftModel") else frozenset({call})
         if call is not None and call.kind in WRAPPERS:

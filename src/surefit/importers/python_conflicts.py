@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.importers import trl
-from surefit.importers.python_calls import ARGUMENTS, OTHER_STAGES, OTHER_TRAINERS, TRAINERS, ScriptCall
+from surefit.importers.python_calls import ANY_ARGUMENTS, ANY_TRAINER, ScriptCall
 from surefit.importers.python_script import ScriptNotes
-from surefit.importers.python_source import Scope, ScriptSource
+from surefit.importers.python_source import Scope, ScriptSource, argument_of
 from surefit.importers.releases import NEWEST
 
 FOUR_BIT_TYPES = ("fp4", "nf4")
@@ -31,13 +31,13 @@ def find_trainer_arguments(source: ScriptSource, trainer: ScriptCall, calls: lis
     if "args" not in trainer.given:
         return None
     target, _, _ = source.before(*trainer.given["args"], trainer.line)
-    return next((call for call in calls if call.node is target and call.kind in (*ARGUMENTS, *OTHER_STAGES)), None)
+    return next((call for call in calls if call.node is target and call.kind in ANY_ARGUMENTS), None)
 
 
 def _without_rows(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> Iterator[ConfigError]:
     """Yield an error for each trainer that evaluates during training without an eval_dataset."""
     for trainer in calls:
-        if trainer.kind not in (*TRAINERS, *OTHER_TRAINERS) or trainer.open or "eval_dataset" in source.set_attributes:
+        if trainer.kind not in ANY_TRAINER or trainer.open or "eval_dataset" in source.set_attributes:
             continue
         eval_dataset = trainer.given.get("eval_dataset")
         if eval_dataset is not None and source.value(*eval_dataset) is not None:
@@ -149,7 +149,7 @@ def _padding_given(source: ScriptSource, node: ast.Call, scope: Scope) -> ast.ex
     """Return the padding token passed when a tokenizer is loaded, or among added special tokens."""
     name = getattr(node.func, "attr", "")
     if name == "from_pretrained" and "Tokenizer" in (source.origin(node.func, scope) or ""):
-        return next((keyword.value for keyword in node.keywords if keyword.arg == "pad_token"), None)
+        return argument_of(node, "pad_token")
     if name == "add_special_tokens" and node.args:
         tokens, _ = source.expression(node.args[0], scope)
         pairs = zip(tokens.keys, tokens.values, strict=True) if isinstance(tokens, ast.Dict) else ()

@@ -15,20 +15,20 @@ from typing import Any
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.importers.known import key_set
 from surefit.importers.python_calls import (
+    ANY_TRAINER,
     FAST,
-    OTHER_TRAINERS,
     PRETRAINED,
-    TRAINERS,
     UNSLOTH_LORA,
     ModelOrigins,
     ScriptCall,
+    find_model_loads,
     read_call,
 )
 from surefit.importers.python_conflicts import EVALUATES, find_trainer_arguments
 from surefit.importers.python_script import ScriptNotes
-from surefit.importers.python_source import Scope, ScriptSource
+from surefit.importers.python_source import Scope, ScriptSource, argument_of, last_name
 from surefit.importers.releases import TargetReleases
-from surefit.importers.turn_markers import UNSLOTH_TEMPLATES, marker_of, marker_of_model, marker_of_template
+from surefit.importers.turn_markers import UNSLOTH_TEMPLATES, marker_of, marker_of_model
 
 ADAPTED = ("get_peft_model", UNSLOTH_LORA, "PeftModel.from_pretrained")
 """Calls that return a model with an adapter."""
@@ -48,7 +48,7 @@ OWN_COLLATOR_UNPACKED = ">=0.19"
 
 def read_faults(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall], judge: TargetReleases) -> None:
     """Add the findings about conflicting calls to the notes."""
-    trainers = [call for call in calls if call.kind in (*TRAINERS, *OTHER_TRAINERS)]
+    trainers = [call for call in calls if call.kind in ANY_TRAINER]
     models = ModelOrigins(source, calls)
     for trainer in trainers:
         arguments = find_trainer_arguments(source, trainer, calls)
@@ -341,11 +341,9 @@ def _takes_away(source: ScriptSource, call: ast.Call, at: Scope, named: list[Any
     if name == "select_columns":
         return bool(named) and all(isinstance(text, str) for text in named) and column not in named
     removed_columns = [source.value(keyword.value, at) for keyword in call.keywords if keyword.arg == "remove_columns"]
-    return name == "map" and any(column in _to_list(value) for value in removed_columns)
-
-
-def _to_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return name == "map" and any(
+        column in value if isinstance(value, list | tuple) else column == value for value in removed_columns
+    )
 
 
 def _mentions(source: ScriptSource, call: ast.Call, column: str) -> bool:
@@ -379,12 +377,10 @@ def _chain(source: ScriptSource, node: ast.expr, scope: Scope, line: int) -> Ite
 def _templates(notes: ScriptNotes, source: ScriptSource) -> Iterator[ConfigError]:
     """Yield an error for each chat template name that Unsloth does not have."""
     for node, scope in source.each(ast.Call):
-        if not (source.origin(node.func, scope) or "").startswith("unsloth") or not _is_call_of(
-            node, "get_chat_template"
-        ):
+        is_unsloths = (source.origin(node.func, scope) or "").startswith("unsloth")
+        if not is_unsloths or last_name(node.func) != "get_chat_template":
             continue
-        template = next((keyword.value for keyword in node.keywords if keyword.arg == "chat_template"), None)
-        expression = template if template is not None else node.args[1] if len(node.args) > 1 else None
+        expression = argument_of(node, "chat_template", 1)
         value = source.value(expression, scope) if expression is not None else None
         if isinstance(value, str) and expression is not None and value not in UNSLOTH_TEMPLATES:
             yield ConfigError(
@@ -394,8 +390,8 @@ def _templates(notes: ScriptNotes, source: ScriptSource) -> Iterator[ConfigError
             )  # fmt: skip
 
 
-def _is_call_of(node: ast.Call, name: str) -> bool:
-    return name in (getattr(node.func, "attr", None), getattr(node.func, "id", None))
+RESPONSE_MARKERS = {"train_on_responses_only": "response_part", "DataCollatorForCompletionOnlyLM": "response_template"}
+"""Callable → its argument with the text that begins an answer; the collator's first one."""
 
 
 def _markers(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> Iterator[ConfigError]:
@@ -404,21 +400,11 @@ def _markers(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) 
     if template is None or "apply_chat_template" not in source.text:
         return
     for node, scope in source.each(ast.Call):
-        name = next(
-            (
-                function
-                for function in ("train_on_responses_only", "DataCollatorForCompletionOnlyLM")
-                if _is_call_of(node, function)
-            ),
-            None,
-        )
-        key = {"train_on_responses_only": "response_part", "DataCollatorForCompletionOnlyLM": "response_template"}.get(
-            name or ""
-        )
-        if not name or not key:
+        name = last_name(node.func)
+        key = RESPONSE_MARKERS.get(name)
+        if key is None:
             continue
-        positional = node.args[0] if name.startswith("Data") and node.args else None
-        expression = next((keyword.value for keyword in node.keywords if keyword.arg == key), positional)
+        expression = argument_of(node, key, 0 if name.startswith("Data") else None)
         value = source.value(expression, scope) if expression is not None else None
         marker = marker_of(value) if isinstance(value, str) else None
         if (
@@ -440,16 +426,11 @@ def _template_of_script(source: ScriptSource, calls: list[ScriptCall]) -> str | 
         return None
     templates = []
     for node, scope in source.each(ast.Call):
-        if _is_call_of(node, "get_chat_template"):
-            template = next((keyword.value for keyword in node.keywords if keyword.arg == "chat_template"), None)
-            expression = template if template is not None else node.args[1] if len(node.args) > 1 else None
+        if last_name(node.func) == "get_chat_template":
+            expression = argument_of(node, "chat_template", 1)
             templates.append(source.value(expression, scope) if expression is not None else None)
     if templates:
-        return marker_of_template(templates[0]) if len(templates) == 1 and isinstance(templates[0], str) else None
-    names = {
-        call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
-        for call in calls
-        if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")
-    }
+        return UNSLOTH_TEMPLATES.get(templates[0]) if len(templates) == 1 and isinstance(templates[0], str) else None
+    names = {call.model_name for call in find_model_loads(calls)}
     name = names.pop() if len(names) == 1 else None
     return marker_of_model(name) if isinstance(name, str) else None

@@ -7,15 +7,17 @@ from typing import Any
 
 from surefit.importers.hf import STORAGE
 from surefit.importers.python_calls import (
+    ANY_ARGUMENTS,
+    ANY_TRAINER,
     ARGUMENTS,
     FAST,
     NAMED,
     OTHER_STAGES,
     OTHER_TRAINERS,
-    PRETRAINED,
     TRAINERS,
     ModelOrigins,
     ScriptCall,
+    find_model_loads,
     read_call,
 )
 from surefit.importers.python_script import ScriptNotes
@@ -24,7 +26,6 @@ from surefit.importers.python_source import Scope, ScriptSource
 MERGES = ("merge_and_unload", "merge_adapter")
 TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 LOADED_IN = ("float32", "float16", "bfloat16")
-OFF_GPU = {"cpu", "disk"}
 
 
 def read_models(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
@@ -34,7 +35,7 @@ def read_models(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall
     if stage is not None:
         notes.say("preferences", True, stage.kind, stage.line)
     trained_load = _find_trained_load(calls, models)
-    loads = [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
+    loads = find_model_loads(calls)
     main = trained_load or (loads[0] if len(loads) == 1 else None)
     named_trainer = _find_named_trainer(calls)
     if named_trainer is not None:
@@ -55,7 +56,7 @@ def _find_trained_load(calls: list[ScriptCall], models: ModelOrigins) -> ScriptC
 
 def _find_named_trainer(calls: list[ScriptCall]) -> ScriptCall | None:
     """Return the trainer that loads its model by name, unless another trainer trains a different model."""
-    trainers = [call for call in calls if call.kind in (*TRAINERS, *OTHER_TRAINERS)]
+    trainers = [call for call in calls if call.kind in ANY_TRAINER]
     names = {call.known.get("model") if call.kind in NAMED else None for call in trainers}
     name = names.pop() if len(names) == 1 else None
     return trainers[0] if isinstance(name, str) and name else None
@@ -63,7 +64,7 @@ def _find_named_trainer(calls: list[ScriptCall]) -> ScriptCall | None:
 
 def _trains(source: ScriptSource, calls: list[ScriptCall]) -> bool:
     """Return whether the script trains: one that only generates may place weights anywhere."""
-    if any(call.kind in (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS) for call in calls):
+    if any(call.kind in (*ANY_ARGUMENTS, *ANY_TRAINER) for call in calls):
         return True
     return any(
         isinstance(node.func, ast.Attribute) and node.func.attr == "backward" for node, _ in source.each(ast.Call)
@@ -115,7 +116,7 @@ FoundSettings = dict[str, tuple[Any, str, int]]
 
 def _quantization(source: ScriptSource, call: ScriptCall) -> FoundSettings | None:
     """Return how a load quantizes the model; empty if it does not, None if that is unknown."""
-    name = call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
+    name = call.model_name
     if isinstance(name, str) and name.lower().endswith("-bnb-4bit"):
         argument = "model_name" if "model_name" in call.known else call.kind
         return {"quantization": ("nf4", argument, call.line)}
@@ -185,7 +186,7 @@ def _read_adapter(
     text = source.text
     without_adapter = not any(word in text for word in ("peft", "lora", "Lora", "add_adapter", "unsloth"))
     if trained is not None and without_adapter:
-        trainer = next(call for call in calls if call.kind in (*TRAINERS, *OTHER_TRAINERS))
+        trainer = next(call for call in calls if call.kind in ANY_TRAINER)
         notes.say("adapter", "full", trainer.kind, trainer.line)
 
 

@@ -15,7 +15,7 @@ from surefit.importers.paths import count_rows
 from surefit.importers.python_calls import ARGUMENTS, TRAINERS, ScriptCall, read_call
 from surefit.importers.python_conflicts import find_eos_padding
 from surefit.importers.python_script import ScriptNotes
-from surefit.importers.python_source import Scope, ScriptSource
+from surefit.importers.python_source import Scope, ScriptSource, argument_of, last_name
 from surefit.importers.releases import TargetReleases
 
 IGNORED = -100
@@ -145,10 +145,6 @@ def _find_label_copy(node: ast.AST) -> int | None:
     return None
 
 
-def _name_of(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
 def _copied_expression(node: ast.ListComp) -> ast.expr:
     """Return the expression that a comprehension copies row by row (`[ids[:] for ids in x]`), or else the
     comprehension."""
@@ -167,7 +163,7 @@ def _is_ids(node: ast.expr) -> bool:
     """Return whether an expression is `x["input_ids"]` or a copy of it."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("copy", "clone"):
         node = node.func.value
-    elif isinstance(node, ast.Call) and _name_of(node.func) in ("list", "deepcopy") and node.args:
+    elif isinstance(node, ast.Call) and last_name(node.func) in ("list", "deepcopy") and node.args:
         node = node.args[0]
     elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
         node = node.value
@@ -175,9 +171,7 @@ def _is_ids(node: ast.expr) -> bool:
         node = _copied_expression(node)
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value == "input_ids"
-    return (isinstance(node, ast.Name) and node.id == "input_ids") or (
-        isinstance(node, ast.Attribute) and node.attr == "input_ids"
-    )
+    return last_name(node) == "input_ids"
 
 
 def _read_labels(notes: ScriptNotes, source: ScriptSource, functions: list[MappedFunction]) -> None:
@@ -233,7 +227,7 @@ def _pads(source: ScriptSource, node: ast.AST, scope: Scope) -> bool:
     """Return whether a call pads what it tokenizes."""
     if not isinstance(node, ast.Call):
         return False
-    padding = next((keyword.value for keyword in node.keywords if keyword.arg == "padding"), None)
+    padding = argument_of(node, "padding")
     return padding is not None and source.value(padding, scope) in (True, "max_length", "longest")
 
 
@@ -271,9 +265,8 @@ def _read_truncation(notes: ScriptNotes, source: ScriptSource, function: MappedF
     for node in ast.walk(function.node):
         if not isinstance(node, ast.Call) or not node.args:
             continue
-        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         call = read_call(source, "tokenizer", node, function.scope)
-        cuts = name.endswith("tokenizer") and call.known.get("truncation") is True
+        cuts = last_name(node.func).endswith("tokenizer") and call.known.get("truncation") is True
         if cuts and _has_answer(source, node.args[0], function.scope):
             notes.say("truncation_side", "right", "truncation", call.lines["truncation"])
             limit = call.known.get("max_length")
@@ -325,8 +318,7 @@ def _read_lengths(notes: ScriptNotes, source: ScriptSource) -> None:
     """Note the length at which the script's tokenizer truncates, if there is only one."""
     limits: dict[int, int] = {}
     for node, scope in source.each(ast.Call):
-        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-        if name.endswith(("tokenizer", "apply_chat_template")):
+        if last_name(node.func).endswith(("tokenizer", "apply_chat_template")):
             call = read_call(source, "tokenizer", node, scope)
             limit = call.known.get("max_length")
             if type(limit) is int and call.known.get("truncation") in (True, "longest_first", "only_first"):

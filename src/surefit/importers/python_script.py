@@ -14,19 +14,17 @@ from typing import Any
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.facts.setup import SettingLocation, Setup
 from surefit.importers import hf, peft_adapter, trl
-from surefit.importers.config_mapping import ConfigDraft, ToolSchema
+from surefit.importers.config_mapping import ConfigDraft, SetupNotes, ToolSchema
 from surefit.importers.known import SFT_CONFIG, TRAINING_ARGUMENTS, key_replacements
 from surefit.importers.paths import find_missing_files
 from surefit.importers.preferences import map_objective
 from surefit.importers.python_calls import (
-    ARGUMENTS,
+    ANY_ARGUMENTS,
+    ANY_TRAINER,
     FAST,
     LORA,
     NAMED,
-    OTHER_STAGES,
-    OTHER_TRAINERS,
     PRETRAINED,
-    TRAINERS,
     UNSLOTH_LORA,
     ScriptCall,
 )
@@ -66,23 +64,12 @@ BEST_FIRST: tuple[Verdict, ...] = ("taken", "deprecated", "gone", "not yet", "un
 
 
 @dataclass
-class ScriptNotes:
+class ScriptNotes(SetupNotes):
     """The facts read from a script so far; what several calls set differently is unknown."""
 
     path: Path
-    setup: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, SettingLocation] = field(default_factory=dict)
-    gone: dict[str, str] = field(default_factory=dict)
-    ignored: dict[str, str] = field(default_factory=dict)
-    deprecated: dict[str, str] = field(default_factory=dict)
-    out_of_range: dict[str, str] = field(default_factory=dict)
-    meant: dict[str, str] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
-    passed_over: list[str] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
     gone_imports: dict[str, str] = field(default_factory=dict)
     lost: list[UnmappedKey] = field(default_factory=list)
-    problems: list[SureFitError] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
     columns: dict[str, tuple[str, str]] = field(default_factory=dict)
     judges: bool = False
@@ -110,7 +97,7 @@ class ScriptNotes:
         for key, file in find_missing_files(call.known, self.path):
             self.missing[f"{prefix}{key}"] = file
             self.place(f"{prefix}{key}", key, call.lines.get(key))
-        checked = call.kind not in (*TRAINERS, *OTHER_TRAINERS)
+        checked = call.kind not in ANY_TRAINER
         unread = sorted(call.computed & draft.tool.known) if checked else ()
         computed_keys = [
             UnmappedKey(key, call.lines[key], None, "it is computed when the script runs") for key in unread
@@ -122,11 +109,7 @@ class ScriptNotes:
 
     def finished(self) -> Setup:
         """Return everything recorded so far as a `Setup`."""
-        return Setup(
-            tool="python", places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
-            ignored=self.ignored, deprecated=self.deprecated, missing=self.missing, gone_imports=self.gone_imports,
-            passed_over=tuple(self.passed_over), out_of_range=self.out_of_range, **self.setup,
-        )  # fmt: skip
+        return self.to_setup("python", gone_imports=self.gone_imports)
 
 
 def read_arguments(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: TargetReleases) -> None:
@@ -136,7 +119,7 @@ def read_arguments(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: Targe
         judge: the library releases that the script is checked against.
     """
     calls = list(calls)
-    for kinds in ((*ARGUMENTS, *OTHER_STAGES), LORA, (*TRAINERS, *OTHER_TRAINERS)):
+    for kinds in (ANY_ARGUMENTS, LORA, ANY_TRAINER):
         matches = [call for call in calls if call.kind in kinds]
         for call in matches:
             draft = _draft(call, notes.path, judge)
@@ -259,7 +242,7 @@ def _tool(call: ScriptCall) -> ToolSchema:
     """Return the table that reads a call's arguments, before the releases decide which of them exist."""
     if call.kind in LORA:
         return replace(peft_adapter.TOOL, keys=LORA_KEYS, finish=partial(_finish_lora, call), passes_over=_never)
-    if call.kind in (*TRAINERS, *OTHER_TRAINERS):
+    if call.kind in ANY_TRAINER:
         keys = {key: SFT_KEYS[key] for key in ("packing",)} | {"max_seq_length": SFT_KEYS["max_length"]}
         return ToolSchema("trainer", keys if call.kind == "SFTTrainer" else {}, frozenset(), {}, conflicts=_nothing)
     table = replace(trl.TOOL, finish=partial(_finish, call), passes_over=_never, extensions=frozenset())

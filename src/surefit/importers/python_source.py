@@ -234,6 +234,19 @@ class ScriptSource:
         return COMPUTED
 
 
+def last_name(node: ast.AST) -> str:
+    """Return a name, or the last part of an attribute; "" for any other expression."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def argument_of(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """Return the expression of an argument that is passed by name, or at its position; None without it."""
+    named = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+    if named is not None or position is None:
+        return named
+    return call.args[position] if len(call.args) > position else None
+
+
 def reaching_bindings(bindings: list[Binding], line: int) -> list[Binding]:
     """Return the bindings that may be in effect at a line of their scope: none from before the last unconditional
     one."""
@@ -284,14 +297,14 @@ def _evaluate_subscript(source: ScriptSource, node: ast.Subscript, scope: Scope,
     key = source.value(node.slice, scope, depth)
     if not isinstance(mapping, ast.Dict) or key is COMPUTED:
         return COMPUTED
-    entries = [value for name, value in zip(mapping.keys, mapping.values, strict=True) if _is_same_constant(name, key)]
+    entries = [
+        value
+        for name, value in zip(mapping.keys, mapping.values, strict=True)
+        if isinstance(name, ast.Constant) and name.value == key
+    ]
     return (
         source.value(entries[0], mapping_scope, depth) if len(entries) == 1 and None not in mapping.keys else COMPUTED
     )
-
-
-def _is_same_constant(node: ast.expr | None, key: Any) -> bool:
-    return isinstance(node, ast.Constant) and node.value == key
 
 
 def _evaluate_attribute(source: ScriptSource, node: ast.Attribute, scope: Scope, depth: int) -> Any:
@@ -739,7 +752,7 @@ def _field(source: ScriptSource, owner: ast.ClassDef, name: str) -> Any:
     value = bindings[0].value if len(bindings) == 1 else None
     if not isinstance(value, ast.expr):
         return COMPUTED
-    if isinstance(value, ast.Call) and getattr(value.func, "id", getattr(value.func, "attr", "")) in ("field", "Field"):
+    if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
         keywords = {keyword.arg: keyword.value for keyword in value.keywords}
         factory = keywords.get("default_factory")
         inner = keywords.get("default") or (factory.body if isinstance(factory, ast.Lambda) else None)

@@ -12,10 +12,11 @@ from typing import Any
 
 from surefit.core.errors import ConfigError
 from surefit.facts.module_names import type_in_name
-from surefit.importers.python_calls import OTHER_TRAINERS, PRETRAINED, TRAINERS, ScriptCall, read_call
+from surefit.importers.known import read_schema
+from surefit.importers.python_calls import ANY_TRAINER, PRETRAINED, ScriptCall, find_model_loads, read_call
 from surefit.importers.python_rows import find_local_file
 from surefit.importers.python_script import ScriptNotes
-from surefit.importers.python_source import COMPUTED, ScriptSource
+from surefit.importers.python_source import COMPUTED, ScriptSource, argument_of
 
 SPARE = {"qwen2": 271, "qwen3": 267, "gpt_neox": 27, "phi": 905, "phi3": 0, "llama": 0, "mistral": 0, "gpt2": 0}
 SPARE |= {"falcon": 0, "bloom": 200, "opt": 7, "gemma": 0, "gemma2": 0, "gpt_bigcode": 0, "mixtral": 0}
@@ -24,26 +25,10 @@ PADDING = ("[PAD]", "<pad>", "<PAD>", "[pad]", "<|pad|>")
 """Padding tokens that scripts invent."""
 HAVE_PADDING = ("gemma", "gemma2", "gemma3_text", "opt", "t5", "bert", "roberta", "distilbert", "deberta-v2", "bloom")
 RESIZES = ("resize_token_embeddings", "setup_chat_format", "clone_chat_template", "add_new_tokens", "smart_tokenizer")
-CLASSES = {
-    "ag_news": 4, "imdb": 2, "rotten_tomatoes": 2, "dbpedia_14": 14, "yelp_review_full": 5, "yelp_polarity": 2,
-    "emotion": 6, "banking77": 77, "snli": 3, "xnli": 3, "sst2": 2, "yahoo_answers_topics": 10, "amazon_polarity": 2,
-    "SetFit/20_newsgroups": 20, "tweet_eval/emoji": 20, "tweet_eval/emotion": 4, "tweet_eval/hate": 2,
-    "tweet_eval/irony": 2, "tweet_eval/offensive": 2, "tweet_eval/sentiment": 3, "glue/cola": 2, "glue/sst2": 2,
-    "glue/mrpc": 2, "glue/qqp": 2, "glue/mnli": 3, "glue/qnli": 2, "glue/rte": 2, "glue/wnli": 2, "super_glue/cb": 3,
-    "super_glue/boolq": 2, "super_glue/rte": 2, "super_glue/wic": 2, "SetFit/sst5": 5, "financial_phrasebank": 3,
-    "conll2003": 9, "wnut_17": 13,
-}  # fmt: skip
+_TABLE = read_schema("label_classes.json")
+CLASSES: dict[str, int] = _TABLE["classes"]
 """Dataset, with its configuration → number of label classes, by its dataset card on the Hub."""
-OWNERS: tuple[str, ...] = (
-    "fancyzhx",
-    "dair-ai",
-    "stanfordnlp",
-    "nyu-mll",
-    "cardiffnlp",
-    "aps",
-    "cornell-movie-review-data",
-)
-OWNERS += ("sh0416", "Yelp", "PolyAI", "mteb", "facebook", "community-datasets", "takala", "eriktks", "leondz")
+OWNERS: list[str] = _TABLE["owners"]
 """Accounts on the Hub that these datasets have moved to."""
 LABELED = ("ForSequenceClassification", "ForTokenClassification")
 MOST_ROWS = 20_000
@@ -51,19 +36,15 @@ MOST_ROWS = 20_000
 
 def read_tokens(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
     """Add the findings about the tokenizer and the labels to the notes."""
-    loads = [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
-    names = {name for call in loads if isinstance(name := _name(call), str)}
-    trains = any(call.kind in (*TRAINERS, *OTHER_TRAINERS) for call in calls)
+    loads = find_model_loads(calls)
+    names = {name for call in loads if isinstance(name := call.model_name, str)}
+    trains = any(call.kind in ANY_TRAINER for call in calls)
     resizes = any(word in source.text for word in RESIZES)
     if trains and len(names) == 1 and not resizes:
         _read_tokenizer(notes, source)
         _read_added(notes, source, type_in_name(next(iter(names))))
     for load in loads:
         notes.problems += _classes(notes, source, load, calls)
-
-
-def _name(call: ScriptCall) -> Any:
-    return call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
 
 
 def _read_tokenizer(notes: ScriptNotes, source: ScriptSource) -> None:
@@ -138,7 +119,7 @@ def _classes(
     mapping = load.known.get("id2label")
     outputs = len(mapping) if isinstance(mapping, dict) else load.known.get("num_labels", 2)
     labels = _labels_of(source, calls)
-    fine_tuned = "/" in str(_name(load)) and load.silent("num_labels")  # its config may have more outputs
+    fine_tuned = "/" in str(load.model_name) and load.silent("num_labels")  # its config may have more outputs
     if labels and type(outputs) is int and 1 < outputs < labels[1] and not fine_tuned:
         line = load.lines.get("num_labels", load.line)
         yield ConfigError(
@@ -160,8 +141,8 @@ def _labels_of(source: ScriptSource, calls: list[ScriptCall]) -> tuple[str, int]
         return None
     node, scope = loads[0]
     name = source.value(node.args[0], scope)
-    config = source.value(node.args[1], scope) if len(node.args) > 1 else None
-    config = next((source.value(keyword.value, scope) for keyword in node.keywords if keyword.arg == "name"), config)
+    config_node = argument_of(node, "name", 1)
+    config = source.value(config_node, scope) if config_node is not None else None
     if not isinstance(name, str) or config is COMPUTED:
         return None
     owner, _, leaf = name.rpartition("/")

@@ -8,38 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from surefit.config.schema import SureFitConfig
-from surefit.importers.known import TRAINING_ARGUMENTS, key_set
+from surefit.importers.known import TRAINING_ARGUMENTS, key_set, read_schema
 
-OWN: dict[str, frozenset[str]] = {
-    "axolotl": key_set("""
-    base_model sequence_len micro_batch_size num_epochs sample_packing val_set_size lora_target_linear
-    pad_to_sequence_len dataset_prepared_path train_on_inputs evals_per_epoch saves_per_epoch wandb_watch
-    flash_attention lora_model_dir type_of_model tokenizer_type model_type special_tokens load_in_8bit optimizer
-    lr_scheduler strict xformers_attention is_llama_derived_model
-"""),
-    "llamafactory": key_set("""
-    finetuning_type cutoff_len lora_rank lora_target template stage dataset_dir export_dir overwrite_cache plot_loss
-    preprocessing_num_workers val_size quantization_bit infer_backend pref_beta pref_loss adapter_name_or_path
-    freeze_vision_tower
-"""),
-    "swift": key_set("""
-    tuner_type train_type sft_type rlhf_type split_dataset_ratio loss_scale tuner_backend torch_dtype attn_impl
-    lorap_lr_ratio model_id_or_path dataset_num_proc
-"""),
-    "accelerate": key_set("""
-    compute_environment distributed_type machine_rank main_training_function num_machines downcast_bf16
-"""),
-    "deepspeed": key_set("""
-    zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer
-    wall_clock_breakdown steps_per_print
-"""),
-    "peft": key_set("""
-    peft_type base_model_name_or_path lora_alpha target_modules init_lora_weights
-"""),
-    "openai": key_set("""
-    training_file validation_file hyperparameters method fine_tuned_model trained_tokens user_provided_suffix
-"""),
-}
+_TABLE = read_schema("recognize.json")
+OWN = {tool: key_set(" ".join(lines)) for tool, lines in _TABLE["marks"].items()}
 """Tool → keys that are characteristic of its files."""
 NEEDED = {"openai": "training_file", "axolotl": "base_model", "llamafactory": "model_name_or_path", "peft": "peft_type"}
 """Tool → the key that all its files have; a file without it must have several other characteristic keys."""
@@ -111,7 +83,7 @@ OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
         ),
     ),
     (
-        "this is a config of Megatron-SWIFT; SureFit reads those of `swift sft`, `swift pt` and `swift rlhf`",
+        "this is a config of Megatron-SWIFT; SureFit reads the configs of `swift sft`, `swift pt` and `swift rlhf`",
         lambda tree: "model" in tree and bool(SWIFT_MARKS & tree.keys()) and _is_megatron(tree),
     ),
     ("this is a config of NeMo AutoModel", _is_nemo),
@@ -132,27 +104,7 @@ def find_unsupported_schema(tree: Mapping[str, Any]) -> str | None:
     return next((name for name, matches in OTHER_SCHEMAS if matches(tree)), None)
 
 
-FLAT = {
-    "model": "model.name_or_path", "model_name": "model.name_or_path", "base_model": "model.name_or_path",
-    "model_name_or_path": "model.name_or_path", "model_id": "model.name_or_path", "quantization": "model.quantization",
-    "load_in_4bit": "model.quantization: nf4", "train": "data.train", "train_file": "data.train",
-    "dataset": "data.train", "data_path": "data.train", "train_data": "data.train", "dataset_path": "data.train",
-    "eval": "data.eval", "eval_file": "data.eval", "max_length": "data.max_length",
-    "max_seq_length": "data.max_length", "packing": "data.packing", "lora_r": "lora.r", "lora_rank": "lora.r",
-    "r": "lora.r", "rank": "lora.r", "lora_alpha": "lora.lora_alpha", "alpha": "lora.lora_alpha",
-    "lora_dropout": "lora.lora_dropout", "target_modules": "lora.target_modules",
-    "lora_target_modules": "lora.target_modules", "epochs": "train.num_train_epochs",
-    "num_epochs": "train.num_train_epochs", "num_train_epochs": "train.num_train_epochs",
-    "learning_rate": "train.learning_rate", "lr": "train.learning_rate",
-    "batch_size": "train.per_device_train_batch_size", "global_batch_size": "train.global_batch_size",
-    "max_steps": "train.max_steps", "warmup": "train.warmup_steps", "warmup_steps": "train.warmup_steps",
-    "seed": "train.seed",
-    "weight_decay": "train.weight_decay", "schedule": "train.lr_scheduler_type",
-    "lr_scheduler": "train.lr_scheduler_type",
-    "optimizer": "train.optim", "gradient_checkpointing": "train.gradient_checkpointing",
-    "output_dir": "output_dir",
-    "gpu": "hardware.gpu", "dtype": "model.dtype", "bf16": "model.dtype: bfloat16", "recipe": "recipe",
-}  # fmt: skip
+FLAT: dict[str, str] = _TABLE["flat"]
 """Keys that users guess at the top level of a SureFit config → their place in it."""
 GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - key_set("model_name_or_path lora_r lora_alpha lora_dropout packing "
     "load_in_4bit max_length lora_target_modules dtype recipe output_dir")  # fmt: skip

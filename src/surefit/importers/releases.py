@@ -112,19 +112,19 @@ class TargetReleases:
     """The library releases that a project is checked against.
 
     Attributes:
-        asked: package → the versions that the project's requirements allow.
+        required: package → the versions that the project's requirements allow.
         source: package → the name of the file with the requirement.
         unsloth: whether Unsloth is imported, which replaces TRL's configs and trainers with its own.
     """
 
-    asked: Mapping[str, str]
+    required: Mapping[str, str]
     source: Mapping[str, str]
     unsloth: bool = False
 
     @cached_property
     def bounds(self) -> Mapping[str, str]:
         """Return package → versions, completed by Unsloth's requirements for packages that the project does not pin."""
-        pinned = {package: versions for package, versions in self.asked.items() if versions}
+        pinned = {package: versions for package, versions in self.required.items() if versions}
         if not self.unsloth:
             return pinned
         release = self._newest("unsloth", pinned) or ""
@@ -215,7 +215,7 @@ class TargetReleases:
         for package in ("transformers", "trl", "peft"):
             release = self.release(package)
             origin = self.source.get(package) or (
-                "Unsloth" if package in self.bounds and package not in self.asked else None
+                "Unsloth" if package in self.bounds and package not in self.required else None
             )
             if self.is_open(package):
                 parts.append(f"{NAMES[package]} (not pinned, next to older releases: any)")

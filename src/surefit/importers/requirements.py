@@ -40,6 +40,7 @@ USUAL = ("uv.lock", "poetry.lock", "requirements.txt", "environment.yml", "envir
 LEVELS, MOST = 6, 40
 """The largest number of folders searched from the script's own upwards, and of files read in one of them."""
 JUDGED = ("transformers", "trl", "peft", "unsloth")
+CONDA_URL = re.compile(r"https?://\S+/([\w.-]+?)-(\d[\w.!+]*)-[^-/]+\.(?:conda|tar\.bz2)(?:#\w+)?")
 EXPORTED = re.compile(r"([A-Za-z0-9_][\w.-]*)=([\w.!+*]+)=\S+")
 """A line of `conda list --export`."""
 INLINE = re.compile(r"^# /// script$(.*?)^# ///$", re.MULTILINE | re.DOTALL)
@@ -254,9 +255,7 @@ def _parse_conda_list(text: str) -> Iterator[tuple[str, int, bool]]:
     for number, line in enumerate(text.splitlines(), 1):
         match = EXPORTED.fullmatch(line.strip())
         if match is None:
-            match = re.fullmatch(
-                r"https?://\S+/([\w.-]+?)-(\d[\w.!+]*)-[^-/]+\.(?:conda|tar\.bz2)(?:#\w+)?", line.strip()
-            )
+            match = CONDA_URL.fullmatch(line.strip())
         if match and match[1] != "python":
             name = match[1].lower().lstrip("_")
             yield f"{CONDA.get(name, name)}=={match[2]}", number, True
@@ -309,12 +308,8 @@ def _has_index(lost: Iterable[UnmappedKey]) -> bool:
 
 def _is_other(written: str) -> bool:
     """Return whether a line is an option, a URL or a path."""
-    return (
-        bool(OPTION.match(written))
-        or "://" in written
-        or written.startswith((".", "/"))
-        or written.endswith((".whl", ".gz"))
-    )
+    is_path = written.startswith((".", "/")) or written.endswith((".whl", ".gz"))
+    return is_path or "://" in written or bool(OPTION.match(written))
 
 
 def _unreadable(path: Path, written: str, line: int, error: Exception) -> ConfigError:

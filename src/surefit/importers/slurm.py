@@ -118,10 +118,9 @@ def _arguments(launch: Launch, path: Path, source: ScriptSource | None) -> Confi
     values = {name: value for name, value in values.items() if not (isinstance(value, str) and "$" in value)}
     judge = find_target_releases(source) if has_trainer_parser and source else None
     gone = {key: INSTEAD[key] for key in values if judge and key in INSTEAD and _is_gone(judge, key)}
-    keys = {key: mapping for key, mapping in KEYS.items() if key not in gone}
     tool = ToolSchema(
         "trl",
-        keys,
+        {key: mapping for key, mapping in KEYS.items() if key not in gone},
         TRAINING_ARGUMENTS | SFT_CONFIG | frozenset(INSTEAD),
         gone,
         finish=_finish,
@@ -134,10 +133,8 @@ def _arguments(launch: Launch, path: Path, source: ScriptSource | None) -> Confi
 
 
 def _is_gone(judge: Any, key: str) -> bool:
-    return "gone" in (judge.takes("TrainingArguments", key), judge.takes("SFTConfig", key)) and "taken" not in (
-        judge.takes("TrainingArguments", key),
-        judge.takes("SFTConfig", key),
-    )
+    verdicts = {judge.takes(name, key) for name in ("TrainingArguments", "SFTConfig")}
+    return "gone" in verdicts and "taken" not in verdicts
 
 
 def _finish(draft: ConfigDraft) -> None:

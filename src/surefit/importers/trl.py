@@ -15,7 +15,15 @@ from surefit.importers import hf, peft_adapter
 from surefit.importers.axolotl_data import is_plain_split
 from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.conflicts import check_conflicts
-from surefit.importers.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES, key_replacements
+from surefit.importers.known import (
+    OPEN_R1,
+    TRAINING_ARGUMENTS,
+    TRL,
+    TRL_LAUNCHER,
+    TRL_STAGES,
+    key_replacements,
+    tool_defaults,
+)
 from surefit.importers.preferences import (
     OTHERWISE,
     ToolNumber,
@@ -89,16 +97,7 @@ ONCE = hf.ONCE_BEFORE_5 | hf.ONCE_IN_5 | {
 }  # fmt: skip
 ONCE_IN_STAGES = key_replacements("trl gone from its stages")
 """Keys that configs of TRL's other trainers accepted before 1.0 → what to write instead."""
-DEFAULTS = {
-    "data.max_length": ("max_length", 1024),
-    "train.num_train_epochs": ("num_train_epochs", 3.0),
-    "train.learning_rate": ("learning_rate", 2e-5),
-    "train.lr_scheduler_type": ("lr_scheduler_type", "linear"),
-    "train.warmup_steps": ("warmup_steps", 0.0),
-    "train.seed": ("seed", 42),
-    "lora.lora_dropout": ("lora_dropout", 0.05),
-    "output_dir": ("output_dir", "trainer_output"),
-}
+DEFAULTS = tool_defaults("trl")
 """TRL 1.16.0's defaults that differ from SureFit's."""
 
 

@@ -83,6 +83,11 @@ class BatchJob:
         return count_processes(self.config)
 
     @property
+    def places(self) -> dict[str, int]:
+        """Fields of `--json` about its processes."""
+        return {"nodes": self.nodes, "processes_per_node": self.per_node, "processes": self.processes}
+
+    @property
     def world(self) -> str:
         """Nodes × processes per node = processes, in words."""
         count = "1 process" if self.processes == 1 else f"{self.processes:,} processes"

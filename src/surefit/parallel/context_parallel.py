@@ -30,10 +30,17 @@ from surefit.data.tokens.cache import MASKED
 from surefit.data.tokens.collate import collate_packed
 from surefit.facts.attention import attention_needs
 from surefit.model.attention import NAME, require_packable, use_varlen
+from surefit.model.prepare import unwrap_base_model
 from surefit.model.varlen import ContextShard, PackedDocuments, share_keys_across_processes
 from surefit.parallel.engine import Batch, Engine, LossFunction
 from surefit.parallel.gradients import sum_gradients
-from surefit.parallel.process_group import World, all_reduce_any, all_reduce_sum, communication_device
+from surefit.parallel.process_group import (
+    World,
+    all_reduce_any,
+    all_reduce_sum,
+    communication_device,
+    sum_over_processes,
+)
 
 FIELD = "parallel.cp"
 
@@ -66,7 +73,7 @@ class SharedTokens(Engine):
         groups = init_device_mesh(
             communication_device(world).type, (world.size // size, size), mesh_dim_names=("data", "tokens")
         )
-        self.size, self.group, self._data_group = size, groups.get_group("tokens"), groups.get_group("data")
+        self.size, self.group, self.data_group = size, groups.get_group("tokens"), groups.get_group("data")
         assert dist.get_world_size(self.group) == size
         self.data_rank, self.rank = divmod(world.rank, size)
         self.data_size = world.size // size
@@ -78,13 +85,13 @@ class SharedTokens(Engine):
             ModelError: it does: the model has attention of its own, or a state that passes between tokens.
         """
         assert isinstance(model, PreTrainedModel | PeftModel)
-        if _base(model).config._attn_implementation != NAME:
+        if unwrap_base_model(model).config._attn_implementation != NAME:
             use_varlen(model)
             require_packable(model)
         wrapped = super().wrap(model)
         assert wrapped is model, "sharded in place, if at all"
         self._require_shareable(model)
-        assert _base(model).config._attn_implementation == NAME
+        assert unwrap_base_model(model).config._attn_implementation == NAME
         return model
 
     def run(
@@ -109,9 +116,6 @@ class SharedTokens(Engine):
         with share_keys_across_processes(context_shard):
             return all_reduce_sum(super().measure(model, shard, loss_of), self.world, self.group)
 
-    def total(self, value: float) -> float:
-        return all_reduce_sum(value, self.world, self._data_group) if self.data_size > 1 else value
-
     def _part_of(self, batch: Batch) -> tuple[dict[str, torch.Tensor], ContextShard]:
         def gather(tensor: torch.Tensor) -> torch.Tensor:
             gathered: torch.Tensor = _Gather.apply(tensor, self.group)  # type: ignore[no-untyped-call]
@@ -122,7 +126,7 @@ class SharedTokens(Engine):
     @torch.no_grad()
     def _require_shareable(self, model: PreTrainedModel | PeftModel) -> None:
         """Run two short documents whole and shared; the logits must agree to the tolerance of `require_packable`."""
-        base = _base(model)
+        base = unwrap_base_model(model)
         batch = _two_documents(base, self.size)
         shard, context_shard = self._part_of(batch)
         was_training = model.training
@@ -182,9 +186,7 @@ class ContextParallel(SharedTokens):
         return loss
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        total = loss.clone()
-        dist.all_reduce(total)
-        return total
+        return sum_over_processes(loss)
 
 
 def shard_micro_batch(
@@ -310,12 +312,6 @@ def _documents(lengths: Sequence[int], device: torch.device) -> PackedDocuments:
 
 def _tokens(pieces: Sequence[DocumentChunk]) -> int:
     return sum(piece.last - piece.first for piece in pieces)
-
-
-def _base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    assert isinstance(base, PreTrainedModel)
-    return base
 
 
 def _two_documents(model: PreTrainedModel, size: int) -> dict[str, Any]:

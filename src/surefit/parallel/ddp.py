@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surefit.model import compat
 from surefit.parallel.engine import Batch, Engine, LossFunction
-from surefit.parallel.process_group import World
+from surefit.parallel.process_group import World, sum_over_processes
 
 
 class LossModule(torch.nn.Module):
@@ -67,9 +67,7 @@ class DataParallel(Engine):
         return loss
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        total = loss.clone()
-        dist.all_reduce(total)
-        return total
+        return sum_over_processes(loss)
 
 
 # The signature is compared with types, not their names: this file has no `from __future__ import annotations`.

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from surefit.config.modes import MODES, ZERO
 from surefit.config.schema import ParallelSection
@@ -33,6 +34,7 @@ class Engine:
         world: all processes.
         data_rank, data_size: index and number of the part of the global batch that this process reads. Processes that
             share matrices, layers or the tokens of an example read the same part.
+        data_group: processes that read the other parts, with this one; None for all processes.
         gradient_factor: factor of the loss before the backward pass; the number of processes where an engine averages
             gradients instead of summing them.
     """
@@ -42,6 +44,7 @@ class Engine:
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()
         self.data_rank, self.data_size = 0, 1
+        self.data_group: dist.ProcessGroup | None = None
         self.gradient_factor = 1.0
 
     def loading_device(self, kind: str) -> str:
@@ -107,7 +110,7 @@ class Engine:
 
     def total(self, value: float) -> float:
         """Return the sum over the data ranks of a number of which each has a part."""
-        return all_reduce_sum(value, self.world) if self.data_size > 1 else value
+        return all_reduce_sum(value, self.world, self.data_group) if self.data_size > 1 else value
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss over all processes, from this one's share."""

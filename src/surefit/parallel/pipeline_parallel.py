@@ -193,9 +193,6 @@ class Pipeline(Engine):
             dist.send(output.contiguous(), rank + 1)
         return all_reduce_sum(float(output) if self.is_last else 0.0, self.world, self.group)
 
-    def total(self, value: float) -> float:
-        return all_reduce_sum(value, self.world, self.data_group) if self.data_size > 1 else value
-
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Sum the loss over all processes; only last stages have one."""
         dist.all_reduce(loss)

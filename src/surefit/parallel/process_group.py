@@ -151,6 +151,13 @@ def all_reduce_sum(value: float, world: World, group: dist.ProcessGroup | None =
     return float(total)
 
 
+def sum_over_processes(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Return the sum of a tensor over the processes of a group (default all)."""
+    total = tensor.clone()
+    dist.all_reduce(total, group=group)
+    return total
+
+
 def all_reduce_any(flag: bool, world: World) -> bool:
     """Return whether the flag is true in any process."""
     return all_reduce_sum(float(flag), world) > 0

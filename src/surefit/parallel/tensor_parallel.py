@@ -27,7 +27,7 @@ from surefit.core.errors import ConfigError, ModelError
 from surefit.model.prepare import unwrap_base_model
 from surefit.parallel.engine import Batch, Engine, LossFunction, NormFunction
 from surefit.parallel.gradients import sum_gradients
-from surefit.parallel.process_group import World, all_reduce_sum, communication_device
+from surefit.parallel.process_group import World, communication_device, sum_over_processes
 from surefit.parallel.shard_ranges import LazyTensors
 
 FIELD = "parallel.tp"
@@ -155,15 +155,8 @@ class TensorParallel(Engine):
             sum_gradients([parameter for parameter in model.parameters() if parameter.requires_grad], self.data_group)
         return total
 
-    def total(self, value: float) -> float:
-        return all_reduce_sum(value, self.world, self.data_group) if self.data_size > 1 else value
-
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        if self.data_size == 1:
-            return loss
-        total = loss.clone()
-        dist.all_reduce(total, group=self.data_group)
-        return total
+        return sum_over_processes(loss, self.data_group) if self.data_size > 1 else loss
 
     def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
         """Return the gradient norm: sliced parameters are summed over the processes, replicated ones count once."""

@@ -32,7 +32,7 @@ from surefit.core.packaging import install_extra
 from surefit.core.reading import read_json_file
 from surefit.importers.adopt import TUNING
 from surefit.parallel.engine import Batch, Engine, LossFunction, NormFunction
-from surefit.parallel.process_group import World, communication_device
+from surefit.parallel.process_group import World, communication_device, sum_over_processes
 
 CLASSES = {2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
 """Stage → name of DeepSpeed's optimizer class for it. It depends on the data types too."""
@@ -126,9 +126,7 @@ class Zero(Engine):
         return float(self._optimizer.runtime.module(loss_of, batch))
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        total = loss.clone()
-        dist.all_reduce(total)
-        return total
+        return sum_over_processes(loss)
 
     def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
         """Return the norm of the gradients that the processes currently hold, each its own part."""

@@ -190,8 +190,8 @@ def _supervision(setting: StepConfig) -> dict[str, Any]:
 
 def _pairs(setting: StepConfig, objective: ObjectiveSection) -> dict[str, Any]:
     """Return what an objective of pairs reads, as `describe_pairs` of data/tokens/collate.py makes it."""
-    each, more = divmod(setting.targets, setting.rows)
-    counts = {"answer_targets": tuple(each + (answer < more) for answer in range(setting.rows))}
+    least, more = divmod(setting.targets, setting.rows)
+    counts = {"answer_targets": tuple(least + (answer < more) for answer in range(setting.rows))}
     return counts | ({"reference_log_probs": torch.zeros(setting.rows // 2, 2)} if objective.has_reference else {})
 
 

@@ -93,12 +93,12 @@ class _Trial:
         can_quantize = self.hardware.kind == "cuda" and facts.quantization is None
         if can_quantize and self.loaded.config.model.quantization == "none":
             methods.append(methods[-1] | {"model.quantization": "nf4"})
-        seen: list[dict[str, Any]] = []
+        tried: list[dict[str, Any]] = []
         for method in methods:
             saving = self._saving(method, facts)
             for changes in (method, method | self.shorter, method | saving, method | self.shorter | saving):
-                if changes not in seen:
-                    seen.append(changes)
+                if changes not in tried:
+                    tried.append(changes)
                     yield changes
 
     def _saving(self, changes: Mapping[str, Any], facts: ModelFacts) -> dict[str, Any]:
@@ -164,10 +164,10 @@ class _Trial:
         section = self.loaded.config.hardware
         if section.nodes > 1 or section.count not in ("auto", 1):
             return None
-        here = None if self.hardware.is_another_machine else self.hardware.gpu_count
+        available = None if self.hardware.is_another_machine else self.hardware.gpu_count
         for count in COUNTS:
             changes = {"hardware.count": count}
-            if (here is None or count <= here) and self.fits(changes):
+            if (available is None or count <= available) and self.fits(changes):
                 return FitOption("devices", changes, f"{count} of these cards")
         return None
 

@@ -175,7 +175,7 @@ class Planner:
         checkpoints = [term.bytes for term in disk_terms(resolved, self.model) if term.term == "checkpoints"]
         per_example = length * config.objective.answers_per_example
         batch, held_out = decided(config.train.global_batch_size), share * (rows or 0)
-        seen = min(resolved.total_steps * batch, math.ceil(rows - held_out) if rows else math.inf)
+        trained = min(resolved.total_steps * batch, math.ceil(rows - held_out) if rows else math.inf)
         return run_time(
             step,
             resolved.total_steps,
@@ -185,7 +185,7 @@ class Planner:
             if config.data.holds_nothing_out
             else count_due_steps(resolved.total_steps, save_steps, eval_steps),
             evaluation_tokens=held_out * per_example,
-            reference_tokens=(seen + held_out) * per_example if config.objective.has_reference else 0.0,
+            reference_tokens=(trained + held_out) * per_example if config.objective.has_reference else 0.0,
             saves=saves,
             save_bytes=sum(checkpoints) // copies_at_once(resolved),
         )

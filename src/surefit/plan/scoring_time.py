@@ -168,8 +168,8 @@ def _seconds_of_set(
     read, write = roofline(reading, rates)[0], roofline(writing, rates)[0]
     # The answers are read with the prompts, which takes as much longer as there are more tokens.
     share = (1 + (each.answer or 1) / prompt) / (section.num_beams * section.samples)
-    own = LIKELIHOOD_PASSES * read * share if scored.likelihood else 0.0
-    low_seconds, high_seconds = (read + own + passes * write for passes in (low, high))
+    likelihoods = LIKELIHOOD_PASSES * read * share if scored.likelihood else 0.0
+    low_seconds, high_seconds = (read + likelihoods + passes * write for passes in (low, high))
     return ValueRange(low_seconds * (1 - rates.margin), high_seconds * (1 + rates.margin)) * batches
 
 

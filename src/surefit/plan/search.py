@@ -12,13 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from surefit.config.capabilities import conflict_with_trait, conflicts, traits
 from surefit.config.memory import RECOMPUTED
 from surefit.config.modes import ZERO
-from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import SureFitConfig, decided
 from surefit.config.world import count_accumulation_steps, count_processes, examples_per_data_rank, require_shareable
@@ -130,19 +128,15 @@ class SearchResult:
     simulated: tuple[Candidate, ...]
 
 
-def enumerate_candidates(
-    planner: Planner, places: Sequence[DeviceConfig], allowed: Sequence[str] = ()
-) -> list[Candidate]:
+def enumerate_candidates(planner: Planner, places: Sequence[DeviceConfig]) -> list[Candidate]:
     """Return all candidates, judged by the closed form: device × way in which several processes share the run × micro
-    batch that divides the global batch × gradient checkpointing × MLP tiles × packing × what is allowed.
+    batch that divides the global batch × gradient checkpointing × MLP tiles × packing.
 
     Where a config packs its examples, no candidate pads them: that is never faster.
 
     Args:
         planner: estimates for the model.
         places: devices, each with the config.
-        allowed: values of `model.quantization` and `train.optim` to try as well: the model that is learned is then not
-            the same.
 
     Raises:
         ModelError: the model's layers are not known.
@@ -152,7 +146,7 @@ def enumerate_candidates(
             planner, DeviceConfig(place.hardware, _with_batch_settings(changed, micro, checkpointing, tiled))
         )
         for place in places
-        for changed in _variants(place, planner.model, allowed)
+        for changed in _variants(place, planner.model)
         for micro in _divisors(decided(place.resolved.config.train.global_batch_size))
         if micro <= examples_per_data_rank(changed.config)
         for checkpointing in RECOMPUTED
@@ -160,10 +154,14 @@ def enumerate_candidates(
     ]
 
 
-def _variants(place: DeviceConfig, model: ModelFacts, allowed: Sequence[str]) -> Iterator[ResolvedConfig]:
+def _variants(place: DeviceConfig, model: ModelFacts) -> Iterator[ResolvedConfig]:
     """Yield the variants of the config that do not concern how its batch is divided."""
     deepspeed = place.hardware.is_another_machine or find_spec("deepspeed") is not None
-    for changed in _unshared_variants(place.resolved, model, allowed):
+    variants = [place.resolved]
+    if place.resolved.config.data.packing is False and model.packing_obstacle is None:
+        packed = _with_sections(place.resolved, data={"packing": True}, speed={"attention": "torch_varlen"})
+        variants.append(packed)
+    for changed in variants:
         yield from shared_variants(changed, model, deepspeed)
 
 
@@ -208,35 +206,13 @@ def _possible(resolved: ResolvedConfig, model: ModelFacts) -> bool:
     return False
 
 
-def _unshared_variants(resolved: ResolvedConfig, model: ModelFacts, allowed: Sequence[str]) -> Iterator[ResolvedConfig]:
-    config = resolved.config
-    packings = [config.data.packing]
-    if config.data.packing is False and model.packing_obstacle is None:
-        packings.append(True)
-    quantizations = [config.model.quantization]
-    if config.train.method == "lora":
-        quantizations += [kind for kind in ("nf4", "fp8") if kind in allowed and kind not in quantizations]
-    optimizers = [config.train.optim, *(name for name in allowed if name in OPTIMIZERS)]
-    for packing, quantization, optimizer in product(packings, quantizations, dict.fromkeys(optimizers)):
-        yield _with_sections(
-            resolved,
-            data={"packing": packing},
-            model={"quantization": quantization},
-            train={"optim": optimizer},
-            speed={} if packing == config.data.packing else {"attention": "torch_varlen"},
-        )
-
-
-def find_fastest(
-    planner: Planner, places: Sequence[DeviceConfig], given: DeviceConfig, allowed: Sequence[str] = ()
-) -> SearchResult:
+def find_fastest(planner: Planner, places: Sequence[DeviceConfig], given: DeviceConfig) -> SearchResult:
     """Return the fastest candidate that fits on any of the devices.
 
     Args:
         planner: estimates for the model.
         places: devices to search, each with the config.
         given: the config as it is.
-        allowed: as in `enumerate_candidates`.
 
     Raises:
         ModelError: the model's layers are not known.
@@ -244,7 +220,7 @@ def find_fastest(
     """
     for place in places:
         require_plannable(place.resolved, planner.model, place.hardware)
-    candidates = enumerate_candidates(planner, places, allowed)
+    candidates = enumerate_candidates(planner, places)
     # A candidate that the closed form finds too close to call may fit by the narrower interval of a simulation.
     promising = sorted(
         (candidate for candidate in candidates if candidate.verdict != "does not fit"),

@@ -32,16 +32,16 @@ def headline(plan: Plan) -> str:
         known = "does not fit" if plan["does_not_fit"] else "unknown"
         return f"{known.capitalize()}: {_why_unknown(plan)}"
     low, high, capacity = estimate["low_bytes"], estimate["high_bytes"], estimate["capacity_bytes"]
-    each = _each(plan)
+    on_each = _each(plan)
     if estimate["verdict"] == "does not fit":
-        return f"Does not fit: needs {_of(low, capacity)}{each}"
+        return f"Does not fit: needs {_of(low, capacity)}{on_each}"
     disk = next((text for text in plan["does_not_fit"] if text.startswith("disk: ")), None)
     if disk is not None:
         return f"Does not fit on the disk: {disk.removeprefix('disk: the run ')}"
     duration = f", {about(time['total_seconds'])}" if time and time["total_seconds"] is not None else ""
     if estimate["verdict"] == "fits":
-        return f"Fits: {_of(high, capacity)}{each}{duration}"
-    return f"Too close to call: needs {_gb(low)} to {_of(high, capacity)}{each}{duration}"
+        return f"Fits: {_of(high, capacity)}{on_each}{duration}"
+    return f"Too close to call: needs {_gb(low)} to {_of(high, capacity)}{on_each}{duration}"
 
 
 def _why_unknown(plan: Plan) -> str:

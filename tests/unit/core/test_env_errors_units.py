@@ -67,7 +67,7 @@ def test_a_dotenv_sets_the_documented_names_and_no_other(tmp_path: Path, monkeyp
     os.environ["WANDB_API_KEY"] = "from-the-environment"
     found = env.load_dotenv(tmp_path)
     assert found is not None
-    assert found.taken == ("HF_HOME", "MLFLOW_TRACKING_URI")
+    assert found.accepted == ("HF_HOME", "MLFLOW_TRACKING_URI")
     assert found.left == ("PYTHONPATH", "HF_ENDPOINT", "LLAMA_CPP", "WANDB_BASE_URL", "LD_PRELOAD")
     assert env.hub_home() == Path.home() / "models"
     assert os.environ["MLFLOW_TRACKING_URI"] == "http://x/${WANDB_API_KEY}", "no secret is filled into an address"

@@ -246,5 +246,5 @@ def test_resolved_yaml_says_where_it_came_from_and_runs_as_it_is(zero, tmp_path,
     assert "mode: zero2  # file ds.json:18 zero_optimization.stage" in text
     assert "learning_rate: 0.0001  # file ds.json:12 optimizer.params.lr" in text
     again = apply_launcher_files(load_config(tmp_path / "resolved.yaml"))
-    assert again.taken == ()
+    assert again.overrides == ()
     assert again.loaded.config == resolved.config

@@ -307,3 +307,11 @@ def test_the_collator_is_judged_beside_the_tokenizer_that_is_here(
     answer = call("check", "train.py", "--json")
     told = {(each["code"], each["line"]) for each in answer.json["findings"] if each["code"].startswith("TPL")}
     assert told == ({(found, 6)} if found else set())
+
+
+def test_an_entry_with_a_stray_comma_is_no_name(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"{SOUND}sizes = {{}}\nsizes[0] = 5,\nif len(sizes) < 4:\n    trainer.save_model()\n")
+    assert [problem.code for problem in read_tool_config(script).problems] == []
+    script.write_text(f"{SOUND}size = 5,\nif size < 4:\n    trainer.save_model()\n")
+    assert [(problem.code, problem.field) for problem in read_tool_config(script).problems] == [("E3018", "size")]

@@ -49,16 +49,16 @@ def _uses(context: LintContext, setup: Setup, stack: StackFacts) -> bool:
 
 def _unmet_text(unmet: UnmetRequirement, stack: StackFacts) -> str:
     if stack.pinned:
-        return f"{stack.said(unmet.package)} requires {unmet.wanted}, but the file requires {stack.said(unmet.other)}"
+        return f"{stack.said(unmet.package)} requires {unmet.needs}, but the file requires {stack.said(unmet.other)}"
     state = f"{unmet.other} {unmet.version} is installed" if unmet.version else f"{unmet.other} is not installed"
-    return f"{unmet.package} {stack.versions[unmet.package]} requires {unmet.wanted}, but {state}"
+    return f"{unmet.package} {stack.versions[unmet.package]} requires {unmet.needs}, but {state}"
 
 
 def _unmet_finding(unmet: UnmetRequirement, stack: StackFacts) -> Finding:
     if stack.pinned:
-        advice = f"write {unmet.wanted}, or use another release of {unmet.package}"
+        advice = f"write {unmet.needs}, or use another release of {unmet.package}"
         return Finding(field=unmet.other, message=_unmet_text(unmet, stack), help=advice)
-    return Finding(message=_unmet_text(unmet, stack), help=f"pip install '{unmet.wanted}' (or a newer {unmet.package})")
+    return Finding(message=_unmet_text(unmet, stack), help=f"pip install '{unmet.needs}' (or a newer {unmet.package})")
 
 
 @rule("STK001", "built-for-numpy-1", severity="error")
@@ -437,7 +437,7 @@ def outside_the_tested_range(context: LintContext, setup: Setup, stack: StackFac
     """
     if setup.tool == "surefit" and _uses(context, setup, stack):
         for unmet in stack.unmet(("surefit",), stack.versions.keys()):
-            yield Finding(message=_unmet_text(unmet, stack), help=f"pip install '{unmet.wanted}'")
+            yield Finding(message=_unmet_text(unmet, stack), help=f"pip install '{unmet.needs}'")
 
 
 @rule("STK013", "driver-too-old", severity="warning")
