@@ -305,7 +305,7 @@ BUILT = """# How SureFit is built
 | find the file that does something | [The rooms](#the-rooms) |
 | know what may import what | [Imports run one way](#imports-run-one-way) |
 | add a rule, a recipe, an optimizer, a parallel mode | `CONTRIBUTING.md` in the repository |
-| know why something is as it is | the decision records beside this page, and the [log](LOG.md) |
+| know why something is as it is | the decision records beside this page, and docs/LOG.md in the repository |
 
 A run goes through six stages, which communicate through files in the run directory, never through globals:
 `check → plan → train → merge → evaluate → report`. `stages/` has them as functions; `cli/` shows what they return,
