@@ -64,8 +64,9 @@ nano: $(VENV)/.core ## rebuild the built-in model
 samples: $(VENV)/.core ## rebuild the sample sets
 	$(RUN)/python scripts/nano/make_samples.py
 
-reference: $(VENV)/.core ## rewrite docs/reference/ from the schema and the rules
+reference: $(VENV)/.core ## rewrite docs/reference/ and docs/migrate/ from the code
 	$(RUN)/python scripts/reference.py
+	$(RUN)/python scripts/manual.py
 
 cards: $(VENV)/.core ## rewrite docs/reference/cards.md, what common GPUs can train; minutes
 	$(RUN)/python scripts/cards.py
