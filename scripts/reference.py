@@ -123,7 +123,7 @@ def combinations_page() -> str:
         "## What cannot be combined",
         "",
         "Everything else can be combined: `tests/combinations` trains two steps of combinations that cover every",
-        "pair of values of thirteen settings, with every `auto` decided for seven kinds of hardware. `check` names",
+        "pair of values of fourteen settings, with every `auto` decided for seven kinds of hardware. `check` names",
         "each row that a config meets, `auto` and the search of `surefit plan` choose none, and training refuses by",
         "the same table (`config/capabilities.py`).",
         "",

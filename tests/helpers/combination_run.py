@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_run import rows, training
+from tiny_run import pairs, rows, training
 
 from surefit.config.schema import SureFitConfig
 from surefit.core.errors import SureFitError
@@ -36,7 +36,8 @@ def on_tiny(values: dict[str, Any], base: str, out: str) -> SureFitConfig:
 def tried(config: SureFitConfig, world: World) -> dict[str, Any] | None:
     """What two steps end with."""
     try:
-        job = training(config, rows(8), rows(2, seed=1), engine=build_engine(config.parallel, world))
+        some = pairs if config.objective.paired else rows
+        job = training(config, some(8), some(2, seed=1), engine=build_engine(config.parallel, world))
         result = job.fit()
     except SureFitError as error:
         return {"kind": "refused", "text": error.message, "field": error.field}

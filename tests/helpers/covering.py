@@ -33,10 +33,11 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "chunked_loss": (True, False),
     "tiled_mlp": ("auto", False, True),
     "neftune": (None, 5.0),
+    "objective": ("sft", "dpo", "simpo"),
     "hardware": ("cpu", "t4", "l4", "rtx4090", "a100-80gb", "h100", "b200"),
 }  # fmt: skip
 """Setting → its values."""
-DECIDING = ("mode", "quantization", "optimizer", "fused_lora", "kernels", "compile", "adapter", "neftune")
+DECIDING = ("mode", "quantization", "optimizer", "fused_lora", "kernels", "compile", "adapter", "neftune", "objective")
 """Those that the table knows."""
 TOO_OLD = ("kernels", True, "hardware", "t4")
 """Triton does not compile for this GPU (CFG008)."""
@@ -96,15 +97,22 @@ def pairs(row: Row) -> Iterator[Pair]:
 
 
 def as_config(row: Mapping[str, Any], model: str, data: str, out: str) -> dict[str, Any]:
-    """A combination as a user's file would have it."""
+    """A combination as a user's file would have it; one of pairs names those that come with SureFit."""
     mode, *more = row["mode"].split()
+    paired = row["objective"] != "sft"
     lora = {f"use_{row['adapter']}": True} if row["adapter"] in ("rslora", "dora") else {}
     shared = {name: 2 for name in GROUPED if name in (mode, *more)}
     return {
-        "recipe": "function_calling",
+        **({} if paired else {"recipe": "function_calling"}),
+        "objective": {"name": row["objective"]},
         "model": {"name_or_path": model, "dtype": row["dtype"], "quantization": row["quantization"]},
         "lora": lora,
-        "data": {"train": data, "eval": 0.2, "max_length": 512, "packing": row["packing"]},
+        "data": {
+            "train": "surefit/shorter-answers" if paired else data,
+            "eval": 0.2,
+            "max_length": 512,
+            "packing": row["packing"],
+        },
         "train": {
             "method": "full" if row["adapter"] == "full" else "lora",
             "max_steps": 2,

@@ -1,75 +1,170 @@
-"""Runs on pairs in one of two real processes under ddp: what they train, into JSON.
+"""Runs on pairs in one of two real processes, in every parallel mode, and in one alone: what they train, into JSON.
 
-`pairs_run.py OUT` in the environment that torchrun makes.
+`pairs_run.py OUT [MODE …]` in the environment that torchrun makes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tiny_run
 import torch
+import varlen_on_cpu  # noqa: F401 (registers the kernel)
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
 
+from surefit.config.modes import GROUPED, MODES
 from surefit.config.schema import ParallelSection
 from surefit.core.rundir import read_jsonl
 from surefit.parallel.engine import build_engine
 from surefit.parallel.process_group import World, broadcast_from_rank0, process_group
 
 RPO = {"name": "dpo", "beta": 0.1, "sft_weight": 0.5}
+FULL = {"kind": "full", "learning_rate": 1e-3}
 CASES: dict[str, dict[str, Any]] = {
-    "dpo": {"objective": RPO, "per_device_train_batch_size": 2},
-    "dpo packed": {"objective": RPO, "packing": True},
-    "one micro batch for two": {"objective": RPO, "per_device_train_batch_size": 8},
-    "orpo, all weights": {"objective": {"name": "orpo", "beta": 0.1}, "kind": "full", "learning_rate": 1e-3},
+    "dpo padded": {"objective": RPO, "per_device_train_batch_size": 2},
+    "dpo packed, all weights": {"objective": RPO, "packing": True} | FULL,
+    # Five pairs in micro batches of two: with two processes one has an empty micro batch.
+    "simpo packed": {
+        "objective": {"name": "simpo", "beta": 2.0},
+        "packing": True,
+        "global_batch_size": 5,
+        "per_device_train_batch_size": 1,
+    },
+    "orpo padded, all weights": {"objective": {"name": "orpo", "beta": 0.1}, "per_device_train_batch_size": 2} | FULL,
 }
 """Name → arguments of `tiny_run.config`."""
+ONE_MICRO_BATCH = {"objective": RPO, "per_device_train_batch_size": 8}
+STEPS = 3
+TOGETHER = (*(mode for mode in MODES if mode != "single"), "fsdp cp")
 
 
-def train(case: str, folder: Path, engine: Any = None) -> dict[str, Any]:
-    """Train six steps; return the metrics and the stored reference."""
-    out = folder / f"{case} {'alone' if engine is None else 'shared'}"
-    settings = tiny_run.config(base_in(folder), out, max_steps=6, **CASES[case])
-    if engine is not None:
-        settings = settings.model_copy(update={"parallel": ParallelSection(mode="ddp")})
-    given = {} if engine is None else {"engine": engine}
+def section_of(mode: str, processes: int = 2) -> ParallelSection:
+    name, *more = mode.split()
+    return ParallelSection.model_validate(
+        {"mode": name} | {size: processes for size in GROUPED if size in (name, *more)}
+    )
+
+
+def made(case: str, folder: Path, mode: str, **changes: Any) -> Any:
+    # An output head of its own: tensor parallelism divides it, and one that is trained is read again for its gradient.
+    base = folder / "base"
+    out = folder / f"{case} {mode}"
+    arguments = {"max_steps": STEPS, **CASES.get(case, ONE_MICRO_BATCH), **changes}
+    settings = tiny_run.config(base, out, **arguments)
+    return settings.model_copy(update={"parallel": section_of(mode)} if mode != "single" else {})
+
+
+def train(case: str, folder: Path, mode: str, world: World | None = None) -> dict[str, Any]:
+    """Train; return what the run wrote."""
+    settings = made(case, folder, mode)
+    given = {} if world is None else {"engine": build_engine(settings.parallel, world)}
     tiny_run.training(settings, **given).fit()
-    if engine is not None and not engine.world.is_first:
+    if world is not None and not world.is_first:
         return {}
+    out = Path(settings.output_dir)
     stored = out / "reference.safetensors"
-    reference = load_file(stored)["train"].tolist() if stored.exists() else None
     return {
         "lines": read_jsonl(out / "metrics.jsonl"),
-        "reference": reference,
+        "reference": {name: array.tolist() for name, array in load_file(stored).items()} if stored.exists() else None,
         "first": json.loads((out / "first_batch.json").read_text()),
+        "weights": {name: tensor.tolist() for name, tensor in weights_in(out).items()},
     }
 
 
-def base_in(folder: Path) -> Path:
-    base = folder / "base"
-    if not (base / "config.json").exists():
-        tiny_run.save_base(base)
-    return base
+def weights_in(out: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a run's result."""
+    (file,) = [*out.glob("adapter/adapter_model.safetensors"), *out.glob("model/model.safetensors")]
+    return load_tensors(file)
 
 
-def main(result: str) -> None:
+class Killed(BaseException):
+    """Ends a run in the middle of its steps."""
+
+
+def ended(settings: Any, world: World) -> None:
+    """Train into the third step, in which all processes end."""
+    job = tiny_run.training(settings, engine=build_engine(settings.parallel, world))
+    step = job._step
+
+    def step_and_end(reporting: Any) -> None:
+        step(reporting)
+        if job.counters.step == 3:
+            raise Killed
+
+    job._step = step_and_end  # type: ignore[method-assign]
+    with contextlib.suppress(Killed):
+        job.fit()
+
+
+def resumed(folder: Path, mode: str, world: World) -> dict[str, Any]:
+    """A run that ends in its third step and goes on from the checkpoint after the second, and one that does not end."""
+    straight, again = (
+        made("dpo packed, all weights", folder, mode, every=2, max_steps=4).model_copy(
+            update={"output_dir": str(folder / name)}
+        )
+        for name in ("straight", "again")
+    )
+    tiny_run.training(straight, engine=build_engine(straight.parallel, world)).fit()
+    ended(again, world)
+    result = tiny_run.training(again, engine=build_engine(again.parallel, world)).fit(resume=True)
+    if not world.is_first:
+        return {}
+    ours, theirs = (weights_in(Path(run.output_dir)) for run in (straight, again))
+    losses = [
+        [line.get("loss") for line in read_jsonl(Path(run.output_dir) / "metrics.jsonl")] for run in (straight, again)
+    ]
+    return {
+        "from": result.resumed_from,
+        "losses": losses,
+        "same": [name for name, tensor in ours.items() if torch.equal(tensor, theirs[name])] == list(ours),
+        "notes": result.notes,
+    }
+
+
+def scenarios(modes: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield (mode, case): all of fsdp, three of the others."""
+    for number, mode in enumerate(modes):
+        left_out = {"fsdp": None, "ddp": "dpo padded"}.get(
+            mode, ("simpo packed", "orpo padded, all weights")[number % 2]
+        )
+        yield from ((mode, case) for case in CASES if case != left_out)
+        if mode in ("ddp", "fsdp"):
+            yield mode, "one micro batch for two"
+
+
+def available() -> tuple[str, ...]:
+    """Return the modes that this machine has."""
+    there = importlib.util.find_spec("deepspeed") is not None
+    return tuple(mode for mode in TOGETHER if there or not mode.startswith("zero"))
+
+
+def main(result: str, *modes: str) -> None:
     torch.set_num_threads(1)
     world = World.current()
-    with tempfile.TemporaryDirectory() as mine:
+    modes = modes or available()
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as own:
         with process_group(world, 2.0):
-            folder = Path(broadcast_from_rank0(mine if world.is_first else None, world))
+            folder = Path(broadcast_from_rank0(own if world.is_first else None, world))
             if world.is_first:
-                base_in(folder)
-            broadcast_from_rank0(None if not world.is_first else True, world)
-            found = {case: train(case, folder, build_engine(ParallelSection(mode="ddp"), world)) for case in CASES}
+                tiny_run.save_base(folder / "base", tie_word_embeddings=False)
+            broadcast_from_rank0(True if world.is_first else None, world)
+            for mode, case in scenarios(modes):
+                found[f"{mode}: {case}"] = train(case, folder, mode, world)
+            if "fsdp" in modes:
+                found["resumed"] = resumed(folder, "fsdp", world)
         if world.is_first:
-            for case in CASES:
-                found[case]["alone"] = train(case, folder)
+            for case in (*CASES, "one micro batch for two"):
+                found[f"alone: {case}"] = train(case, folder, "single")
             Path(result).write_text(json.dumps(found, default=_number), encoding="utf-8")
 
 
@@ -78,4 +173,4 @@ def _number(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from transformers import LlamaConfig
 
 from surefit.config.schema import LoraSection, ObjectiveSection
+from surefit.facts.sharding import ShardingLayout
 from surefit.plan.build_plan import build_plan
 from surefit.plan.planner import Planner
 from surefit.plan.simulate import simulate_memory
@@ -31,6 +33,28 @@ def test_a_step_of_pairs_needs_the_memory_of_its_sequences(name: Any, changes: d
     alone = simulate_memory(rows, merge=False)
     pairs = simulate_memory(replace(rows, objective=ObjectiveSection(name=name, beta=0.1)), merge=False)
     assert pairs.allocated == pytest.approx(alone.allocated, rel=0.02)
+
+
+MODES = {
+    "ddp": ShardingLayout("ddp", 2, 2),
+    "fsdp": ShardingLayout("fsdp", 2, 2),
+    "fsdp cp": ShardingLayout("fsdp", 2, 2, tokens=2),
+    "cp": ShardingLayout("cp", 2, 2, tokens=2),
+    "tp": ShardingLayout("tp", 2, 2),
+    "first stage": ShardingLayout("pp", 2, 2),
+    "last stage": ShardingLayout("pp", 2, 2, rank=1),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_each_process_of_several_it_does_too(mode: str) -> None:
+    rows = replace(SFT, sharing=MODES[mode], evaluates=True, adapter=None if mode == "fsdp" else SFT.adapter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = simulate_memory(rows, merge=False)
+        pairs = simulate_memory(replace(rows, objective=ObjectiveSection(name="dpo", beta=0.1)), merge=False)
+    assert pairs.allocated == pytest.approx(alone.allocated, rel=0.02)
+    assert {phase.name for phase in pairs.phases} == {phase.name for phase in alone.phases}
 
 
 def test_the_plan_has_the_reference_pass(tmp_path: Path) -> None:

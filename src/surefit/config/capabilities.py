@@ -146,7 +146,6 @@ CONFLICTS: tuple[Conflict, ...] = (
            "no process has the whole model, which generation needs", "`surefit evaluate` afterwards"),
     *_rows("PAR011", ["cp"], ["answers in training"], "attention waits for the other processes' share of the tokens: "
            "no process can generate alone", "`surefit evaluate` afterwards"),
-    *_rows("CFG009", ["fsdp", *ZERO, "tp", "pp", "cp", "shared tokens"], ["pairs"], NOT_PROVED, WHOLE),
     *_rows("CFG009", ["reference"], ["dropout", "NEFTune"], AT_THE_START),
     *_rows("CFG009", ["pairs"], ["truncated documents"],
            "a document that is cut for the longer answer would be another prompt for the shorter one"),

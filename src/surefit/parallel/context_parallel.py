@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -32,12 +33,11 @@ from surefit.facts.attention import attention_needs
 from surefit.model.attention import NAME, require_packable, use_varlen
 from surefit.model.prepare import unwrap_base_model
 from surefit.model.varlen import ContextShard, PackedDocuments, share_keys_across_processes
-from surefit.parallel.engine import Batch, Engine, LossFunction
+from surefit.parallel.engine import Batch, BatchFunction, Engine, LossFunction
 from surefit.parallel.gradients import sum_gradients
 from surefit.parallel.process_group import (
     World,
     all_reduce_any,
-    all_reduce_sum,
     communication_device,
     sum_over_processes,
 )
@@ -111,17 +111,25 @@ class SharedTokens(Engine):
                 parts.append(super().run(model, [shard], loss_of, supervised, scale))
         return sum(parts[1:], parts[0])
 
-    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
+    def evaluate(self, model: torch.nn.Module, batch: Batch, function: BatchFunction, size: int) -> torch.Tensor:
         shard, context_shard = self._part_of(batch)
         with share_keys_across_processes(context_shard):
-            return all_reduce_sum(super().measure(model, shard, loss_of), self.world, self.group)
+            values = super().evaluate(model, shard, function, size).double()
+        if size:
+            dist.all_reduce(values, group=self.group)
+        return values
 
-    def _part_of(self, batch: Batch) -> tuple[dict[str, torch.Tensor], ContextShard]:
+    def _part_of(self, batch: Batch) -> tuple[dict[str, Any], ContextShard]:
         def gather(tensor: torch.Tensor) -> torch.Tensor:
             gathered: torch.Tensor = _Gather.apply(tensor, self.group)  # type: ignore[no-untyped-call]
             return gathered
 
-        return shard_micro_batch(batch, self.rank, self.size, gather, communication_device(self.world))
+        def add(sums: torch.Tensor) -> torch.Tensor:
+            added: torch.Tensor = _AddUp.apply(sums, self.group)  # type: ignore[no-untyped-call]
+            return added
+
+        part, context_shard = shard_micro_batch(batch, self.rank, self.size, gather, communication_device(self.world))
+        return part | {"shared_sums": SharedSums(add, self.size)}, context_shard
 
     @torch.no_grad()
     def _require_shareable(self, model: PreTrainedModel | PeftModel) -> None:
@@ -191,7 +199,7 @@ class ContextParallel(SharedTokens):
 
 def shard_micro_batch(
     batch: Batch, rank: int, size: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
-) -> tuple[dict[str, torch.Tensor], ContextShard]:
+) -> tuple[dict[str, Any], ContextShard]:
     """Return one process's shard of a micro batch for its model, and the layout that its attention needs.
 
     Args:
@@ -204,6 +212,7 @@ def shard_micro_batch(
         input_ids, position_ids (1, n), loss_rows and targets, of this process's pieces. n is the same for all
         processes: one or more filling tokens come last, which no other token attends to. They are at the last position
         of the longest document, so that rotary embeddings that depend on the highest position are the same everywhere.
+        Of pairs also what describes them, with `own_targets`: how many of each answer's targets this process has.
     """
     ids, targets, lengths = _without_padding(batch)
     pieces = split_documents_across_ranks(lengths, size)
@@ -221,15 +230,42 @@ def shard_micro_batch(
     fill_positions = torch.full((filling,), max(lengths) - 1)
     shard_targets = targets[indices]
     rows = (shard_targets != MASKED).nonzero().flatten()
-    part = {
+    part: dict[str, Any] = {
         "input_ids": torch.cat([ids[indices], torch.zeros_like(fill_positions)])[None],
         "position_ids": torch.cat([positions, fill_positions])[None],
         "loss_rows": rows,
         "targets": shard_targets[rows],
     }
+    if "answer_targets" in batch:
+        part |= {key: batch[key] for key in ("answer_targets", "reference_log_probs") if key in batch}
+        part["own_targets"] = _own_targets(pieces[rank], targets, lengths, len(batch["answer_targets"]))
     queries = _documents([*(piece.last - piece.first for piece in pieces[rank]), filling], device)
     keys = _documents([*map(len, key_positions), filling], device)
     return part, ContextShard(queries, keys, torch.cat([*key_positions, ends]).to(device), gather)
+
+
+def _own_targets(
+    pieces: Sequence[DocumentChunk], targets: torch.Tensor, lengths: Sequence[int], answers: int
+) -> tuple[int, ...]:
+    """Return the number of targets in one process's pieces of each answer, a document of its own; empty for the filling
+    token of a micro batch without answers."""
+    counts = dict.fromkeys(accumulate(lengths[:-1], initial=0), 0)
+    for piece in pieces:
+        counts[piece.document] += int((targets[piece.first : piece.last] != MASKED).sum())
+    return tuple(counts.values()) if answers else ()
+
+
+@dataclass(frozen=True)
+class SharedSums:
+    """How sums over an answer's tokens are completed where several processes share them.
+
+    Attributes:
+        add: adds up a tensor over these processes; its gradient is the sum of theirs.
+        processes: their number. Each computes the loss of the whole sums, and counts its `processes`-th part.
+    """
+
+    add: Callable[[torch.Tensor], torch.Tensor]
+    processes: int
 
 
 class DocumentChunk(NamedTuple):
@@ -289,6 +325,24 @@ class _Gather(torch.autograd.Function):
         rank_gradient = gradient.new_empty(ctx.shape)
         _reduce_scatter(rank_gradient, gradient.contiguous(), group=ctx.group)
         return rank_gradient, None
+
+
+class _AddUp(torch.autograd.Function):
+    """All-reduce: (tensor, group) → the group's tensors, added up; the gradient is summed likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        total = tensor.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = gradient.clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 def _without_padding(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:

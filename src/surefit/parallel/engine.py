@@ -21,7 +21,9 @@ from surefit.parallel.process_group import World, all_reduce_sum
 from surefit.parallel.shard_ranges import FlatRange
 
 Batch = Mapping[str, Any]
-LossFunction = Callable[[torch.nn.Module, Batch], torch.Tensor]
+BatchFunction = Callable[[torch.nn.Module, Batch], torch.Tensor]
+"""Function that computes something of a micro batch with the model."""
+LossFunction = BatchFunction
 """Function that returns the summed cross-entropy of a micro batch, 0-d float32: `train.loss.loss_sum`."""
 NormFunction = Callable[[Iterable[torch.nn.Parameter]], torch.Tensor]
 
@@ -105,8 +107,18 @@ class Engine:
         return make(model)
 
     def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
-        """Return this process's share of the summed loss of a held-out micro batch; called under `no_grad`."""
-        return float(loss_of(model, batch))
+        """Return the summed loss of a held-out micro batch; called under `no_grad`."""
+        return float(self.evaluate(model, batch, loss_of, 1))
+
+    def evaluate(self, model: torch.nn.Module, batch: Batch, function: BatchFunction, size: int) -> torch.Tensor:
+        """Return the numbers that a function computes of a micro batch, flat, in every process that reads the batch;
+        called under `no_grad`, by all processes equally often.
+
+        Args:
+            function: where processes share the tokens, each call returns a part, and the parts are added up.
+            size: how many numbers it returns.
+        """
+        return function(model, batch).flatten()
 
     def total(self, value: float) -> float:
         """Return the sum over the data ranks of a number of which each has a part."""

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from surefit.core.errors import ModelError
 from surefit.model.compile import decoder_layers
 from surefit.parallel.ddp import LossModule
-from surefit.parallel.engine import Batch, Engine, LossFunction, NormFunction
+from surefit.parallel.engine import Batch, BatchFunction, Engine, LossFunction, NormFunction
 from surefit.parallel.process_group import World, communication_device
 from surefit.parallel.shard_ranges import FlatRange, LazyTensors, read_flat_range, read_shape
 
@@ -105,10 +105,10 @@ class FullySharded(Engine):
         loss: torch.Tensor = self.root(batch, loss_of)
         return loss
 
-    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
-        value = float(self.root(batch, loss_of))
+    def evaluate(self, model: torch.nn.Module, batch: Batch, function: BatchFunction, size: int) -> torch.Tensor:
+        values: torch.Tensor = self.root(batch, function).flatten()
         self.root.reshard()  # after a backward pass FSDP does this by itself
-        return value
+        return values
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
         total = loss.to(self.device, copy=True)

@@ -24,9 +24,9 @@ from surefit.data.tokens.collate import OWN_KEYS
 from surefit.facts.sharding import split_layers
 from surefit.model.compat import avoid_mask_syncs, wrap_forward
 from surefit.model.prepare import unwrap_base_model
-from surefit.parallel.engine import Batch, Engine, LossFunction, NormFunction
+from surefit.parallel.engine import Batch, BatchFunction, Engine, LossFunction, NormFunction
 from surefit.parallel.gradients import sum_gradients
-from surefit.parallel.process_group import World, all_reduce_sum, communication_device
+from surefit.parallel.process_group import World, communication_device
 from surefit.parallel.shard_ranges import LazyTensors
 
 FIELD = "parallel.pp"
@@ -175,14 +175,14 @@ class Pipeline(Engine):
         dist.all_reduce(self._tied.grad, group=self._ends)
 
     @torch.no_grad()
-    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
-        """Return the summed loss, the same in every process of a pipeline."""
+    def evaluate(self, model: torch.nn.Module, batch: Batch, function: BatchFunction, size: int) -> torch.Tensor:
+        """Return what the function computes on the last stage, in every process of the pipeline."""
         device, rank = (
             communication_device(self.world),
             self.world.rank,
         )  # neighbors in the pipeline are neighbors among all
         tokens = batch["input_ids"].numel()
-        stage = _Stage(self._parts, model, [batch], loss_of, 1.0, tokens, self.is_last, device)
+        stage = _Stage(self._parts, model, [batch], function, 1.0, tokens, self.is_last, device)
         received: tuple[torch.Tensor, ...] = ()
         if self.stage > 0:
             hidden = torch.empty(tokens, self._parts.width, dtype=self._parts.dtype, device=device)
@@ -191,7 +191,10 @@ class Pipeline(Engine):
         output = stage(*received, number=torch.zeros(1, dtype=torch.int64))
         if not self.is_last:
             dist.send(output.contiguous(), rank + 1)
-        return all_reduce_sum(float(output) if self.is_last else 0.0, self.world, self.group)
+        values = output.double() if self.is_last else torch.zeros(size, dtype=torch.float64, device=device)
+        if size:
+            dist.all_reduce(values, group=self.group)
+        return values
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Sum the loss over all processes; only last stages have one."""
@@ -276,7 +279,7 @@ class _Stage(torch.nn.Module):
         if received:
             self.parts.received = received[0][: rows * length].view(rows, length, -1)
         if self.is_last:
-            return (self.loss_of(self.model, batch) * self.factor).reshape(1)
+            return (self.loss_of(self.model, batch) * self.factor).flatten()
         inputs = {name: _on(value, self.device) for name, value in batch.items() if name not in OWN_KEYS}
         with avoid_mask_syncs(batch):
             hidden = self.parts.decoder(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)

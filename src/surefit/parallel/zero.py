@@ -31,7 +31,7 @@ from surefit.core.errors import MachineError
 from surefit.core.packaging import install_extra
 from surefit.core.reading import read_json_file
 from surefit.importers.adopt import TUNING
-from surefit.parallel.engine import Batch, Engine, LossFunction, NormFunction
+from surefit.parallel.engine import Batch, BatchFunction, Engine, LossFunction, NormFunction
 from surefit.parallel.process_group import World, communication_device, sum_over_processes
 
 CLASSES = {2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
@@ -120,10 +120,10 @@ class Zero(Engine):
         self._optimizer.pending = True
         return total
 
-    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
-        """Measure one batch. In stage 3 every process must measure equally many: each gathers the weights from all."""
+    def evaluate(self, model: torch.nn.Module, batch: Batch, function: BatchFunction, size: int) -> torch.Tensor:
         assert self._optimizer is not None
-        return float(self._optimizer.runtime.module(loss_of, batch))
+        values: torch.Tensor = self._optimizer.runtime.module(function, batch)
+        return values.flatten()
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
         return sum_over_processes(loss)

@@ -248,7 +248,7 @@ _return_bucket.__annotations__ = ddp._sum.__annotations__  # DDP compares types,
 
 def _fake_context_shard(
     batch: Any, rank: int, size: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
-) -> tuple[dict[str, torch.Tensor], ContextShard]:
+) -> tuple[dict[str, Any], ContextShard]:
     """Return a rank's part of a micro batch as in context parallelism, from the lengths of its documents alone."""
     rows, length = batch["input_ids"].shape
     lengths = batch["document_lengths"] if "document_lengths" in tuple(batch) else (length,) * rows
@@ -258,10 +258,16 @@ def _fake_context_shard(
     key_lengths = [piece.last - piece.document for piece in pieces[rank]]
     supervised = -(-len(batch["targets"]) * tokens_per_rank[rank] // sum(lengths))
     ids, loss_rows = (torch.zeros(shape, dtype=torch.int64) for shape in ((1, count), (supervised,)))
-    part = {
+    part: dict[str, Any] = {
         "input_ids": ids, "position_ids": torch.zeros_like(ids),
         "loss_rows": loss_rows, "targets": torch.zeros_like(loss_rows),
     }  # fmt: skip
+    names = tuple(batch)
+    if "answer_targets" in names:
+        answers = len(batch["answer_targets"])
+        each, more = divmod(supervised, answers)
+        part |= {name: batch[name] for name in ("answer_targets", "reference_log_probs") if name in names}
+        part["own_targets"] = tuple(each + (answer < more) for answer in range(answers))
     padding = count - tokens_per_rank[rank]
     queries = _documents([*(piece.last - piece.first for piece in pieces[rank]), padding])
     order = torch.zeros(sum(key_lengths) + padding, dtype=torch.int64)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from surefit.core.rundir import RunDir, write_json
 from surefit.parallel.engine import Engine
 from surefit.parallel.process_group import all_gather
 from surefit.train.loss import exact_token_losses
-from surefit.train.objectives.pairs import Batch, PairObjective, PairTotals, sum_answers
+from surefit.train.objectives.pairs import Batch, PairObjective, PairTotals, evaluate_answers
 from surefit.train.sampler import dropout_seed
 
 LOSS_TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
@@ -101,7 +102,7 @@ def check_first_batch(
             torch.manual_seed(dropout_seed(config.train.seed, 0, engine.data_rank))
             loss += engine.measure(model, batch, objective.loss_of(totals, chunked, [], sums))
             torch.manual_seed(dropout_seed(config.train.seed, 0, engine.data_rank))
-            answers = sum_answers(-exact_token_losses(model, batch, chunked), batch)
+            answers = evaluate_answers(engine, model, batch, partial(exact_token_losses, chunked=chunked))
             term += float(objective.terms(answers)[0].sum())
             nll -= float(answers.log_probs[:, 0].sum())
             if answers.reference is not None and len(answers.tokens):

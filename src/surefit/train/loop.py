@@ -17,6 +17,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from surefit.checkpoint.manager import versions
 from surefit.checkpoint.snapshot import build_checkpoint_state
 from surefit.config.capabilities import require_compatible_settings
 from surefit.config.resolve import iter_config_values, optimizer_steps
@@ -56,6 +57,10 @@ from surefit.train.schedule import learning_rate
 from surefit.train.signals import StopRequest
 from surefit.train.step import Batch, StepResult, train_step
 
+COMPUTED_AGAIN = {
+    "damaged": "damaged", "another": "of another run", "otherwise": "of other micro batches or another device",
+}  # fmt: skip
+"""State of a stored reference that is not used → the reason."""
 SINGLE_PROCESS, NO_CALLBACKS = TrainingEnvironment(), Callbacks()
 
 
@@ -92,9 +97,10 @@ class Trainer:
         self.expert_use = ExpertUse(model)
         self.objective = build_objective(config.objective)
         dropping = switch_off_dropout(model) if config.objective.has_reference else 0
+        self.survey, self.held_out_survey = fingerprint_training_rows(rows), fingerprint_rows(data.eval_rows)
+        self.reference_key = self._build_reference_key(model, config) if config.objective.has_reference else ""
         self.model, self.data, self.config, self.run = engine.wrap(model), data, config, run
         self.environment, self.callbacks = environment, callbacks
-        self.survey = fingerprint_training_rows(rows)
         kind, longest = next(model.parameters()).device.type, int(self.survey.lengths.max())
         self._explained = partial(explain_out_of_memory, config=config, model=facts, kind=kind, longest=longest)
         train = config.train
@@ -111,7 +117,6 @@ class Trainer:
         pad = tokenizer.pad_token_id or 0  # padding is masked, so any token id works
         ranks = engine.data_size
         self.batches = MicroBatcher(rows, self.survey.lengths, config, pad, ranks)
-        self.held_out_survey = fingerprint_rows(data.eval_rows)
         held_out = MicroBatcher(data.eval_rows, self.held_out_survey.lengths, config, pad, ranks)
         self.held_out = HeldOutEvaluation(
             self.model, held_out, config, self.log, self.memory, callbacks.score, engine, self.objective
@@ -220,6 +225,11 @@ class Trainer:
             with skip_if_disk_full():
                 result.write(self.run)
 
+    def _build_reference_key(self, model: torch.nn.Module, config: SureFitConfig) -> str:
+        """Return `reference_key`, before the engine divides the weights."""
+        dtype = config.model.dtype
+        return run_on_rank0(self.world, lambda: reference_key(model, dtype, self.survey, self.held_out_survey))
+
     def _prepare_reference(self, stop: StopRequest) -> None:
         """Read the stored reference, compute what it lacks with the model as it is before the first step, and hand it
         to the batches; nothing for an objective without a reference.
@@ -230,13 +240,14 @@ class Trainer:
         """
         if not self.config.objective.has_reference:
             return
-        world, dtype = self.engine.world, self.config.model.dtype
-        key = run_on_rank0(world, lambda: reference_key(self.model, dtype, self.survey, self.held_out_survey))
         stored = StoredReference(
-            self.run.reference, key, self.batches, self.held_out.batches, self.total_steps, self.engine
-        )
-        state = stored.load()
-        if state == "another" and self.saving.latest().path is not None:
+            self.run.reference, self.reference_key, self.batches, self.held_out.batches, self.total_steps,
+            execution_settings(self.config, self.engine.name, self.engine.data_size) | versions(),
+            self.engine,
+        )  # fmt: skip
+        continues = self.saving.latest().path is not None
+        state = stored.load(continues)
+        if state == "another" and continues:
             resuming.require_resumable(self)
             raise ConfigError(
                 "the stored reference was computed with other weights, rows or another dtype",
@@ -245,10 +256,8 @@ class Trainer:
                 field="objective",
                 help="restore the base model to resume, or start over in another output_dir",
             )
-        if state in ("damaged", "another"):
-            self.note(
-                f"{self.run.reference.name} is {'damaged' if state == 'damaged' else 'of another run'}: computed again"
-            )
+        if state in COMPUTED_AGAIN:
+            self.note(f"{self.run.reference.name} is {COMPUTED_AGAIN[state]}: computed again")
         if missing := stored.missing():
             start = time.perf_counter()
             explained = self._explained("in the reference pass, before the first step")

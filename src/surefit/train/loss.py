@@ -74,20 +74,25 @@ def exact_token_losses(model: torch.nn.Module, batch: Mapping[str, Any], chunked
     if not chunked or chunked_loss_obstacle(model) is not None:
         with avoid_mask_syncs(batch):
             logits = model(**inputs).logits.flatten(0, 1)
-        losses = torch.empty(len(rows), dtype=torch.float64, device=logits.device)
-        # In float64 a few hundred rows at a time: all would take several times the memory of a step.
-        for start in range(0, len(rows), LOSS_TILE):
-            part = slice(start, start + LOSS_TILE)
-            losses[part] = F.cross_entropy(logits[rows[part]].double(), targets[part], reduction="none")
-        return losses
+        return _in_float64(logits, rows, targets)
     with avoid_mask_syncs(batch):
         _, hidden, head, _ = _decode(model, inputs, rows)
-    size = max(1, chunk_rows(len(hidden), head.vocabulary, 2 * head.number))
-    parts = [
-        F.cross_entropy(head(states).double(), target, reduction="none")
-        for states, target in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
-    ]
-    return torch.cat([torch.empty(0, dtype=torch.float64, device=hidden.device), *parts])
+    losses = [torch.empty(0, dtype=torch.float64, device=hidden.device)]
+    # The chunks of the loss itself: in 16 bits another kernel may round a logit otherwise.
+    size = max(1, chunk_rows(len(hidden), head.vocabulary, head.number))
+    for states, chunk_targets in zip(torch.split(hidden, size), torch.split(targets, size), strict=True):
+        losses.append(_in_float64(head(states), torch.arange(len(states), device=hidden.device), chunk_targets))
+    return torch.cat(losses)
+
+
+def _in_float64(logits: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of some rows of the logits, float64: a few hundred at a time, since all would take
+    several times the memory of a step."""
+    losses = torch.empty(len(rows), dtype=torch.float64, device=logits.device)
+    for start in range(0, len(rows), LOSS_TILE):
+        part = slice(start, start + LOSS_TILE)
+        losses[part] = F.cross_entropy(logits[rows[part]].double(), targets[part], reduction="none")
+    return losses
 
 
 def supervised_tokens(batch: Mapping[str, Any]) -> int:

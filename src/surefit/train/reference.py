@@ -6,8 +6,8 @@ LoRA, a continued adapter, full fine-tuning and quantized weights alike, and no 
 
 RUN/reference.safetensors    train  (pairs, 2) float32  chosen and rejected, in nats; NaN for pairs that no step sees
                              eval   (held-out pairs, 2)
-                             metadata: {"key": …}, the hash of all that the numbers depend on, and {"sha256": …},
-                             the numbers' own
+                             metadata: {"key": …}, the hash of all that the numbers depend on, {"sha256": …}, the
+                             numbers' own, and {"rounding": …}, settings that decide their last bits
 
 The pass goes through the micro batches of the steps, so that a step sees numbers that were computed from the same
 tensors. It is saved from time to time, and a run that was killed meanwhile continues it.
@@ -18,8 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +32,12 @@ from transformers import PreTrainedConfig
 from surefit.core.errors import GateError
 from surefit.core.rundir import write_atomic
 from surefit.model.identity import named_tensors_sha256, tensor_sha256
+from surefit.model.quantize import hidden_tensors
 from surefit.parallel.engine import Engine
 from surefit.parallel.process_group import all_gather, run_on_rank0
 from surefit.train.batches import MicroBatcher
 from surefit.train.loss import token_losses
-from surefit.train.objectives.pairs import sum_answers
+from surefit.train.objectives.pairs import Batch, evaluate_answers
 from surefit.train.sampler import DatasetFingerprint
 
 SAVED_EVERY = 256
@@ -49,17 +51,33 @@ References = dict[str, npt.NDArray[np.float32]]
 
 
 def reference_key(model: torch.nn.Module, dtype: str, survey: DatasetFingerprint, held_out: DatasetFingerprint) -> str:
-    """Return the hash of all that a reference depends on: every weight of the model at step 0 (the base's, the
-    adapter's), the dtype of the computation, and the tokens of all pairs. About a second per GB of weights.
+    """Return the hash of all that a reference depends on: every weight of the model at step 0 (the base's, with the
+    scales of quantized ones, and the adapter's), the dtype of the computation, and the tokens of all pairs. About a
+    second per GB of weights.
 
     A factor of LoRA counts only where the other one is not zero: a new one is random, and of no effect.
+
+    Args:
+        model: whole, before an engine shards it, so that all modes have the same hash.
     """
     named = dict(model.named_parameters())
     zero = [name for name, tensor in named.items() if FACTOR.search(name) and not tensor.any()]
     idle = {FACTOR.sub(lambda match: f"{match[1]}{'A' if match[2] == 'B' else 'B'}.", name) for name in zero}
     # Without names: switches that rename modules, such as compiled layers, may change on resume.
-    weights = sorted(tensor_sha256(tensor) for name, tensor in named.items() if name not in idle)
+    tensors = [*(tensor for name, tensor in named.items() if name not in idle), *_other_tensors(model)]
+    weights = sorted(map(tensor_sha256, tensors))
     return hashlib.sha256(json.dumps([dtype, survey.sha256, held_out.sha256, weights]).encode()).hexdigest()
+
+
+def _other_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield what a model computes with beside its parameters: saved buffers, such as the scales of fp8, and the scales
+    of nf4. Weights that are twice as large have the same bits, and other scales."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield buffer
+    for _, _, _, tensor in hidden_tensors(model):
+        yield tensor
 
 
 def switch_off_dropout(model: torch.nn.Module) -> int:
@@ -97,26 +115,40 @@ class StoredReference:
         key: from `reference_key`.
         train, held_out: the batchers; each gets its numbers.
         steps: optimizer steps of the run.
+        rounding: settings and device that decide the last bits, which in 16 bits are tenths of a nat per token.
         engine: distributes the pass over processes; the first one writes.
     """
 
     def __init__(
-        self, path: Path, key: str, train: MicroBatcher, held_out: MicroBatcher, steps: int, engine: Engine
+        self,
+        path: Path,
+        key: str,
+        train: MicroBatcher,
+        held_out: MicroBatcher,
+        steps: int,
+        rounding: Mapping[str, Any],
+        engine: Engine,
     ) -> None:
         self.path, self.key, self.steps, self.engine = path, key, steps, engine
+        self.rounding = json.dumps(rounding, sort_keys=True)
         self.batchers = {"train": train, "eval": held_out}
         self.values: References = {
             name: np.full((batcher.examples, 2), np.nan, np.float32) for name, batcher in self.batchers.items()
         }
 
-    def load(self) -> str:
-        """Read the file; return "found", or "absent", "damaged" or "another" where there is none for this run."""
-        state, values = run_on_rank0(self.engine.world, self._read)
+    def load(self, continues: bool) -> str:
+        """Read the file; return "found", or "absent", "damaged", "another" or "otherwise" where there is none for this
+        run; the last where the same numbers were rounded otherwise.
+
+        Args:
+            continues: whether steps have been taken with these numbers, which then are kept, however rounded.
+        """
+        state, values = run_on_rank0(self.engine.world, lambda: self._read(continues))
         if state == "found":
             self.values = values
         return state
 
-    def _read(self) -> tuple[str, References]:
+    def _read(self, continues: bool) -> tuple[str, References]:
         if not self.path.exists():
             return "absent", {}
         try:
@@ -128,7 +160,10 @@ class StoredReference:
         if metadata.get("key") != self.key:
             return "another", {}
         fits = {name: array.shape for name, array in values.items()} == {n: a.shape for n, a in self.values.items()}
-        return ("found", values) if fits and metadata.get("sha256") == _sha256(values) else ("damaged", {})
+        if not fits or metadata.get("sha256") != _sha256(values):
+            return "damaged", {}
+        # Other micro batches, as after running out of memory in the pass: the rewards would not be 0 at the start.
+        return ("found", values) if continues or metadata.get("rounding") == self.rounding else ("otherwise", {})
 
     def missing(self) -> int:
         """Return the number of pairs that the run needs and the file lacks."""
@@ -178,10 +213,12 @@ class StoredReference:
         ranks, rank = self.engine.data_size, self.engine.data_rank
         for start in range(0, len(pending), ranks):
             group = pending[start : start + ranks]
-            mine = [self._measure(model, *group[rank], chunked)] if rank < len(group) else []
-            parts = all_gather(mine, self.engine.world) if ranks > 1 else [mine]
-            for (name, micro), part in zip(group, parts, strict=False):
-                self._fill(name, micro, part[0])
+            # Where there is none left, an empty one: weights in shards are gathered from all processes.
+            name, micro = group[rank] if rank < len(group) else (group[0][0], [])
+            values = dict(all_gather((rank, self._measure(model, name, micro, chunked)), self.engine.world))
+            for number, (name, micro) in enumerate(group):
+                _require_finite(values[number], micro)
+                self._fill(name, micro, values[number])
             done, unsaved = done + sum(len(m) for _, m in group), unsaved + sum(len(m) for _, m in group)
             asked = stop()
             if asked or unsaved >= block or start + ranks >= len(pending):
@@ -193,17 +230,11 @@ class StoredReference:
         return True
 
     def _measure(self, model: torch.nn.Module, name: str, micro: list[int], chunked: bool) -> npt.NDArray[np.float32]:
-        batch = self.batchers[name].make(micro)
-        losses, _ = token_losses(model, batch, chunked)
-        values: npt.NDArray[np.float32] = sum_answers(-losses, batch).log_probs.float().cpu().numpy()
-        if not np.isfinite(values).all():
-            pair = micro[int(np.argmin(np.isfinite(values).all(axis=1)))]
-            raise GateError(
-                f"the log-probability of an answer is not finite under the model before the first step: pair {pair}",
-                code="E5842",
-                field="model.dtype",
-                help="the base model overflows on these tokens: try bfloat16 or float32; no step was taken",
-            )
+        def losses_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+            return token_losses(model, batch, chunked)[0]
+
+        answers = evaluate_answers(self.engine, model, self.batchers[name].make(micro), losses_of)
+        values: npt.NDArray[np.float32] = answers.log_probs.float().cpu().numpy()
         return values
 
     def _fill(self, name: str, micro: list[int], values: npt.NDArray[np.float32]) -> None:
@@ -213,7 +244,8 @@ class StoredReference:
                 self.values[name][pair] = value
 
     def _write(self) -> None:
-        content = safetensors.numpy.save(self.values, {"key": self.key, "sha256": _sha256(self.values)})
+        metadata = {"key": self.key, "sha256": _sha256(self.values), "rounding": self.rounding}
+        content = safetensors.numpy.save(self.values, metadata)
         run_on_rank0(self.engine.world, lambda: write_atomic(self.path, content))
 
     def held_out_means(self) -> tuple[float, float] | None:
@@ -225,6 +257,17 @@ class StoredReference:
         """Give the batchers their numbers."""
         for name, batcher in self.batchers.items():
             batcher.reference = self.values[name]
+
+
+def _require_finite(values: npt.NDArray[np.float32], micro: list[int]) -> None:
+    if not np.isfinite(values).all():
+        pair = micro[int(np.argmin(np.isfinite(values).all(axis=1)))]
+        raise GateError(
+            f"the log-probability of an answer is not finite under the model before the first step: pair {pair}",
+            code="E5842",
+            field="model.dtype",
+            help="the base model overflows on these tokens: try bfloat16 or float32; no step was taken",
+        )
 
 
 def _sha256(values: References) -> str:

@@ -30,8 +30,10 @@ class OptimizerLike(Protocol):
 
 class Objective(Protocol):
     """What training optimizes: `CrossEntropy`, or `train.objectives.pairs.PairObjective`, which documents each
-    method."""
+    member."""
 
+    @property
+    def summed(self) -> int: ...
     def totals(self, batches: Iterable[Batch]) -> Any: ...
     def loss_of(
         self, totals: Any, chunked: bool, balance: list[torch.Tensor], sums: list[torch.Tensor]
@@ -54,6 +56,8 @@ class TokenTotals(NamedTuple):
 
 class CrossEntropy:
     """The objective of supervised fine-tuning: mean cross-entropy over the supervised tokens of the global batch."""
+
+    summed = 0
 
     def totals(self, batches: Iterable[Batch]) -> TokenTotals:
         return TokenTotals(sum(supervised_tokens(batch) for batch in batches))
@@ -140,7 +144,9 @@ def train_step(
     loss_of = objective.loss_of(totals, chunked, balance, sums)
     loss = engine.run(model, micro_batches, loss_of, totals.divisor, scale)
     router_terms = [engine.total_loss(torch.stack(balance).sum() / totals.divisor)] if balance else []
-    summed = engine.total_loss(torch.stack(sums).sum(0)).unbind() if sums else ()
+    # Of a pipeline only the last stage has sums, and all stages add them up.
+    own_sums = torch.stack(sums).sum(0) if sums else loss.new_zeros(objective.summed)
+    summed = engine.total_loss(own_sums).unbind() if objective.summed else ()
     norm = engine.gradient_norm((p for p in model.parameters() if p.requires_grad), gradient_norm)
     # One transfer for all numbers: on a GPU each transfer waits for the device.
     loss_value, norm_value, *values = torch.stack([engine.total_loss(loss), norm, *router_terms, *summed]).tolist()
@@ -154,7 +160,7 @@ def train_step(
     tokens = int(engine.total(sum(count_batch_tokens(batch) for batch in micro_batches if supervised_tokens(batch))))
     overflow = scaling is not None and _adapt(scaling, math.isfinite(loss_value), applied)
     router_loss = router_values[0] if router_values else None
-    metrics = objective.loss_and_metrics(sum_values, totals)[1] if sums else {}
+    metrics = objective.loss_and_metrics(sum_values, totals)[1] if sum_values else {}
     return StepResult(
         loss_value - sum(router_values), norm_value, tokens, totals.supervised, applied, overflow, router_loss, metrics
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 import varlen_on_cpu  # noqa: F401 (registers the kernel)
 
-from surefit.data.tokens.collate import collate, collate_packed
+from surefit.data.tokens.collate import collate, collate_packed, describe_pairs
 from surefit.model import varlen
 from surefit.model.sdpa import gpu_assumed
 from surefit.model.varlen import counting_attention, share_keys_across_processes, varlen_attention
@@ -63,6 +63,23 @@ def test_parts_together_teach_what_the_row_teaches_padded_or_packed() -> None:
                     len(document) > place + 1 and document[place] == token and document[place + 1] == target
                     for document, _ in items(LENGTHS)
                 )
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_parts_of_answers_add_up_to_the_answers(packed: bool) -> None:
+    """Each process counts its own targets of every answer, in the order of its rows."""
+    both = items((11, 4, 7, 3))
+    batch = (collate_packed(both) if packed else collate(both, 0)) | describe_pairs(both, np.zeros((2, 2)))
+    parts = [shard_micro_batch(batch, rank, 3, lambda tensor: tensor, CPU)[0] for rank in range(3)]
+    own = [part["own_targets"] for part in parts]
+    assert tuple(map(sum, zip(*own, strict=True))) == batch["answer_targets"]
+    assert [sum(counts) for counts in own] == [len(part["targets"]) for part in parts]
+    whole = torch.split(batch["targets"], list(batch["answer_targets"]))
+    pieces = [torch.split(part["targets"], list(part["own_targets"])) for part in parts]
+    for answer, targets in enumerate(whole):
+        assert sorted(torch.cat([piece[answer] for piece in pieces])) == sorted(targets)
+    empty = collate([(np.array([0]), np.array([-100]))], 0) | describe_pairs([], np.zeros((0, 2)))
+    assert shard_micro_batch(empty, 0, 2, lambda tensor: tensor, CPU)[0]["own_targets"] == ()
 
 
 def test_a_process_without_tokens_has_filling_alone() -> None:

@@ -13,7 +13,7 @@ from surefit.data.tokens.cache import MASKED
 
 Item = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 """(input_ids, labels) of an example, as `TokenDataset` returns them."""
-UNREAD_KEYS = frozenset({"labels", "answer_targets", "reference_log_probs"})
+UNREAD_KEYS = frozenset({"labels", "answer_targets", "reference_log_probs", "own_targets", "shared_sums"})
 """Keys of a micro batch that neither the model nor the cross-entropy reads."""
 OWN_KEYS = frozenset({*UNREAD_KEYS, "loss_rows", "targets", "padded"})
 """Keys of a micro batch for the training step; all others are the model's inputs."""

@@ -313,14 +313,14 @@ def objective_excludes_setting(context: LintContext, config: SureFitConfig) -> I
     """The objective cannot be combined with another setting.
 
     ## What it does
-    With an objective of pairs (dpo, orpo, simpo), looks for a parallel mode other than ddp, for documents that are cut
-    (`data.too_long: truncate`) and for `data.tokenized`; with dpo, which has a reference, also for `lora.lora_dropout`
-    above 0 and for `train.neftune_noise_alpha`.
+    With an objective of pairs (dpo, orpo, simpo), looks for documents that are cut (`data.too_long: truncate`) and for
+    `data.tokenized`; with dpo, which has a reference, also for `lora.lora_dropout` above 0 and for
+    `train.neftune_noise_alpha`.
 
     ## Why it is bad
-    The other modes have not been shown to train pairs as one process does. A document that is cut for the longer answer
-    is not the prompt of the shorter one. Dropout and noise change the model's log-probabilities, and not the
-    reference's: the rewards are then not 0 at the start, so that nothing shows whether the reference is right.
+    A document that is cut for the longer answer is not the prompt of the shorter one. Dropout and noise change the
+    model's log-probabilities, and not the reference's: the rewards are then not 0 at the start, so that nothing shows
+    whether the reference is right.
 
     ## Example
     `objective: dpo` with `lora: {lora_dropout: 0.05}`.

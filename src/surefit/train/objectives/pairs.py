@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from surefit.config.schema import ObjectiveSection, decided
-from surefit.parallel.engine import Engine, LossFunction
+from surefit.parallel.engine import BatchFunction, Engine, LossFunction
 from surefit.train.loss import token_losses
 from surefit.train.objectives.dpo import ipo_losses, sigmoid_losses, sigmoid_norm_losses
 from surefit.train.objectives.orpo import odds_ratio_losses
@@ -49,11 +49,13 @@ class AnswerSums:
         log_probs: (pairs, 2) summed log-probabilities in nats, chosen and rejected.
         tokens: (pairs, 2) numbers of tokens that they sum.
         reference: `log_probs` of the reference, (pairs, 2); None without a reference.
+        share: part of all numbers that this process counts: less than 1 where others have computed the same sums.
     """
 
     log_probs: torch.Tensor
     tokens: torch.Tensor
     reference: torch.Tensor | None = None
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class PairObjective:
     """dpo, orpo or simpo, from the resolved section `objective`."""
 
     section: ObjectiveSection
+
+    @property
+    def summed(self) -> int:
+        """Number of sums that `loss_of` adds up."""
+        return len(SUMS)
 
     @property
     def sft_weight(self) -> float:
@@ -101,6 +108,8 @@ class PairObjective:
         nll = -answers.log_probs[:, 0].sum()
         sums.append(_detached_sums(terms, rewards, answers, nll))
         loss = terms.sum() if sft_factor == 0 else terms.sum() + sft_factor * nll
+        if answers.share != 1:
+            loss = loss * answers.share
         if not len(terms):
             loss = losses.sum()  # an empty micro batch keeps the processes in lockstep, through the same graph
         if router_loss is not None:
@@ -154,10 +163,9 @@ class PairObjective:
         for batch in batches:
             if stop():
                 return None
-            parts: list[torch.Tensor] = []
             totals = self.totals([batch])
-            engine.measure(model, batch, self.loss_of(totals, chunked, [], parts))
-            sums = [old + new for old, new in zip(sums, parts[0].tolist(), strict=True)]
+            new_sums = engine.evaluate(model, batch, partial(self._sums, totals, chunked), len(SUMS))
+            sums = [old + new for old, new in zip(sums, new_sums.tolist(), strict=True)]
             counts = [old + new for old, new in zip(counts, totals, strict=True)]
         sums, counts = [engine.total(value) for value in sums], [int(engine.total(value)) for value in counts]
         if not counts[0]:
@@ -165,28 +173,57 @@ class PairObjective:
         loss, metrics = self.loss_and_metrics(sums, counts)
         return Measured(loss, counts[2], metrics)
 
+    def _sums(self, totals: PairTotals, chunked: bool, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the `SUMS` of a micro batch."""
+        sums: list[torch.Tensor] = []
+        self.loss_of(totals, chunked, [], sums)(model, batch)
+        return sums[0]
+
 
 def sum_answers(log_probs: torch.Tensor, batch: Batch) -> AnswerSums:
     """Return the sums of a micro batch's answers, from the log-probability of each supervised token, (n,).
 
-    Each answer is summed on its own, which gives the same bits in every run; atomic additions would not.
+    Each answer is summed on its own, which gives the same bits in every run; atomic additions would not. Where several
+    processes share the tokens, each has the log-probabilities of its own, and all get the whole sums.
     """
-    counts: Sequence[int] = batch["answer_targets"]
-    device, dtype = log_probs.device, log_probs.dtype
-    if not counts:
-        return AnswerSums(log_probs.new_zeros(0, 2), log_probs.new_zeros(0, 2), log_probs.new_zeros(0, 2))
+    if not batch["answer_targets"]:
+        none = log_probs.new_zeros(0, 2)
+        return AnswerSums(none, none, none)
+    counts: Sequence[int] = batch.get("own_targets", batch["answer_targets"])
     sums = torch.stack([part.sum() for part in torch.split(log_probs, list(counts))]).view(-1, 2)
-    tokens = torch.tensor(counts, dtype=dtype).to(device, non_blocking=True).view(-1, 2)
+    shared = batch.get("shared_sums")
+    return answer_sums(sums, batch) if shared is None else answer_sums(shared.add(sums), batch, 1 / shared.processes)
+
+
+def answer_sums(log_probs: torch.Tensor, batch: Batch, share: float = 1.0) -> AnswerSums:
+    """Return what an objective reads of a micro batch's answers, whose log-probabilities, (pairs, 2), are known."""
+    device, dtype = log_probs.device, log_probs.dtype
+    tokens = torch.tensor(batch["answer_targets"], dtype=dtype).to(device, non_blocking=True).view(-1, 2)
     reference = batch.get("reference_log_probs")
     if reference is not None:
         reference = reference.to(device, dtype, non_blocking=True)
-    return AnswerSums(sums, tokens, reference)
+    return AnswerSums(log_probs, tokens, reference, share)
+
+
+def evaluate_answers(engine: Engine, model: torch.nn.Module, batch: Batch, losses_of: BatchFunction) -> AnswerSums:
+    """Return the sums of a micro batch's answers, the same in every process that reads it; called under `no_grad`, by
+    all processes equally often.
+
+    Args:
+        losses_of: returns the cross-entropy of each supervised token, (n,), as `train.loss.token_losses` does.
+    """
+
+    def log_probs_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        answers = sum_answers(-losses_of(model, batch), batch)
+        return answers.log_probs * answers.share
+
+    values = engine.evaluate(model, batch, log_probs_of, len(batch["answer_targets"]))
+    return answer_sums(values.view(-1, 2), batch)
 
 
 def _detached_sums(terms: torch.Tensor, rewards: torch.Tensor, answers: AnswerSums, nll: torch.Tensor) -> torch.Tensor:
     """Return `SUMS` of a micro batch."""
     with torch.no_grad():
         accuracies = (1 + torch.sign(rewards[:, 0] - rewards[:, 1])).sum() / 2  # a tie is half a right answer
-        return torch.stack(
-            [terms.sum(), *rewards.sum(0).unbind(), accuracies, *answers.log_probs.sum(0).unbind(), nll]
-        ).detach()
+        sums = [terms.sum(), *rewards.sum(0).unbind(), accuracies, *answers.log_probs.sum(0).unbind(), nll]
+        return torch.stack(sums).detach() * answers.share
