@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
@@ -20,6 +21,9 @@ from transformers.utils import import_utils
 from surefit.core.errors import MachineError, ModelError
 from surefit.core.reading import reason_of
 from surefit.core.units import plural
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.collate import OWN_KEYS
+from surefit.data.tokens.shared_prompts import collate_shared
 from surefit.facts.attention import KERNEL_DTYPES, attention_layers, attention_needs, kernel_obstacle, packing_obstacle
 from surefit.model.finite import explain_non_finite
 from surefit.model.memory_errors import is_out_of_memory
@@ -32,6 +36,7 @@ __all__ = [
     "pack_ids",
     "packing_disagreement",
     "require_packable",
+    "require_shareable_prompts",
     "resolve_attention",
     "use_varlen",
 ]
@@ -195,6 +200,42 @@ def require_computing(model: PreTrainedModel | PeftModel) -> None:
         raise explain_non_finite(model, str(base.dtype).removeprefix("torch."))
 
 
+def require_shareable_prompts(model: PreTrainedModel | PeftModel) -> None:
+    """Check that two answers behind one prompt (`speed.shared_prompts`) are read as if each were alone.
+
+    A short pair runs through the model once with its prompt shared, and each answer alone with transformers' own plain
+    attention; the logits must agree as in `require_packable`.
+
+    Args:
+        model: loaded, `require_packable` done. Its mode and attention are left as they are.
+
+    Raises:
+        ModelError: they do not.
+    """
+    base = _base(model)
+    first, tail = _documents_for(base, attention_needs(base.config.to_dict()).sliding_window)
+    answers = [first, torch.cat([first[:-2], tail])]  # the prompt ends two tokens before the first answer does
+    prompt = len(first) - 2
+    items = [(ids.cpu().numpy(), np.where(np.arange(len(ids)) < prompt, MASKED, ids.cpu().numpy())) for ids in answers]
+    batch = collate_shared(items)
+    device = first.device
+    inputs = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+        if name not in OWN_KEYS
+    }
+    with torch.no_grad(), _evaluating(model):
+        shared = _logits(model, **inputs)[:, batch["key_order"].to(device)]
+        separate = _alone(model, answers)
+    if problem := _difference(base, shared, separate, "two answers that share their prompt"):
+        raise ModelError(
+            f"{base.config.model_type} cannot share prompts: {problem}",
+            code="E?",
+            field="speed.shared_prompts",
+            help="set speed.shared_prompts: false",
+        )
+
+
 def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:
     """Return a forward pass's arguments for 1-d token ids packed into one row."""
     lengths = tuple(len(ids) for ids in documents)
@@ -220,23 +261,35 @@ def packing_disagreement(model: PreTrainedModel | PeftModel) -> str | None:
     documents = _documents_for(base, attention_needs(config).sliding_window)
     with counting_attention() as calls, torch.no_grad(), _evaluating(model):
         packed = _logits(model, **pack_ids(documents))
-        base.set_attn_implementation("eager")
-        try:
-            separate = torch.cat([_logits(model, input_ids=ids[None]) for ids in documents], dim=1)
-        finally:
-            base.set_attn_implementation(implementation)
+        separate = _alone(model, documents)
     if implementation == NAME and calls.total != layers:
         return f"{calls.total} of its {plural(layers, 'attention layer')} receive document boundaries"
     # Some models make masks for windows that none of their layers has.
     windowed = "sliding_attention" in (config.get("layer_types") or ("sliding_attention",))
     if implementation == NAME and calls.windows != (calls.masks if windowed else set()):
         return f"its masks have the windows {sorted(calls.masks)}, its layers use {sorted(calls.windows)}"
-    packed, separate = (logits - logits.mean(-1, keepdim=True) for logits in (packed, separate))
-    error = float((packed - separate).norm() / separate.norm())
-    allowed = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
+    return _difference(base, packed, separate, "two packed documents")
+
+
+def _alone(model: PreTrainedModel | PeftModel, documents: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the logits of documents, each alone with transformers' own plain attention, one after the other."""
+    base = _base(model)
+    implementation = base.config._attn_implementation
+    base.set_attn_implementation("eager")
+    try:
+        return torch.cat([_logits(model, input_ids=ids[None]) for ids in documents], dim=1)
+    finally:
+        base.set_attn_implementation(implementation)
+
+
+def _difference(base: PreTrainedModel, found: torch.Tensor, expected: torch.Tensor, what: str) -> str | None:
+    """Return that logits differ by more than rounding, in words, or None."""
+    found, expected = (logits - logits.mean(-1, keepdim=True) for logits in (found, expected))
+    error = float((found - expected).norm() / expected.norm())
+    allowed = max(1e-3, 4 * math.sqrt(attention_layers(base.config.to_dict())) * torch.finfo(base.dtype).eps)
     if error <= allowed:
         return None
-    return f"the logits of two packed documents are off by {error:.2g} of their size; rounding explains {allowed:.2g}"
+    return f"the logits of {what} are off by {error:.2g} of their size; rounding explains {allowed:.2g}"
 
 
 @contextmanager

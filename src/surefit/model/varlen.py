@@ -167,6 +167,10 @@ def varlen_attention(
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
     document_lengths: tuple[int, ...] | None = None,
+    key_order: torch.Tensor | None = None,
+    key_lengths: tuple[int, ...] | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    max_length_k: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention within each document; transformers' attention interface.
@@ -181,6 +185,9 @@ def varlen_attention(
         cu_seq_lens_q, max_length_q: transformers' names for the boundaries of packed documents.
         document_lengths: the same on the host: without it, attention one document at a time reads from the device, once
             per batch.
+        key_order: the row's tokens in the order in which its documents read them as keys, where several documents read
+            the same prompt (data/tokens/shared_prompts.py); key_lengths, cu_seq_lens_k, max_length_k: how many of them
+            each document reads. Its last query is at the last of them.
 
     Returns:
         (batch, length, heads, width of the values), and no weights.
@@ -203,6 +210,12 @@ def varlen_attention(
     if _share is not None:
         return _context_parallel_attention(query, key, value, formula, kernel), None
     documents = _documents(query, position_ids, cu_seq_lens_q, max_length_q, document_lengths)
+    if key_order is not None:
+        assert documents is not None and cu_seq_lens_k is not None and max_length_k is not None
+        read = PackedDocuments(cu_seq_lens_k, key_lengths, max_length_k)
+        key, value = key.index_select(2, key_order), value.index_select(2, key_order)
+        attend = _varlen if kernel else _exact_per_document
+        return attend(query, key, value, documents, read, formula), None
     if kernel:
         spans = documents or _rows(query)
         return _varlen(query, key, value, spans, spans, formula), None
@@ -462,6 +475,9 @@ def _exact(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula:
     """Compute causal attention of whole rows, the last query at the last key: (batch, heads, queries, width)."""
     queries, keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
     textbook = formula.softcap is not None or formula.sinks is not None
+    if not textbook and queries < keys <= 2 * queries and (formula.window is None or formula.window >= keys):
+        # Few keys before the first query: cheaper than a mask, with which the kernels skip nothing.
+        return _exact(F.pad(query, (0, 0, keys - queries, 0)), key, value, formula)[:, :, keys - queries :]
     plain = not textbook and queries == keys and (formula.window is None or formula.window >= keys)
     shared = groups > 1 and plain and query.dtype in _DTYPES and not must_repeat_kv_heads(key, value)
     if groups > 1 and not shared:  # for these, sdpa would choose its slowest code, which holds all the logits

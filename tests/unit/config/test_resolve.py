@@ -36,6 +36,7 @@ class Model:
     vocab_size: int = 128_256
     packing_obstacle: str | None = None
     padded_attention: str = "sdpa"
+    router_loss: bool = False
 
 
 @dataclass
