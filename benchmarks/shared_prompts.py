@@ -27,6 +27,7 @@ from peft import LoraConfig, get_peft_model
 
 from surefit.config.schema import ModelSection, ObjectiveSection
 from surefit.data.tokens.collate import Item, collate_packed, describe_pairs
+from surefit.data.tokens import prompt_share
 from surefit.data.tokens.shared_prompts import collate_shared
 from surefit.model.attention import use_varlen
 from surefit.model.load import load_model
@@ -50,6 +51,7 @@ def random_pairs(pairs: int, prompt: int, answer: int, vocabulary: int) -> list[
 def measure_layout(args: argparse.Namespace) -> dict[str, Any]:
     """Run one layout in this process; its log-probabilities and gradients go to `args.tensors`."""
     torch.set_num_threads(1)
+    prompt_share.LEAST_SHARE = 0.0  # every prompt is shared, however short: the rule comes from these numbers
     cuda = args.device == "cuda"
     base = load_model(ModelSection(name_or_path=args.model, dtype=args.dtype), SimpleNamespace(kind=args.device))
     torch.manual_seed(0)

@@ -25,6 +25,7 @@ RPO = {"name": "dpo", "beta": 0.1, "sft_weight": 0.5}
 CASES: dict[str, dict[str, Any]] = {
     "dpo": {"objective": RPO, "per_device_train_batch_size": 2},
     "dpo packed": {"objective": RPO, "packing": True},
+    "prompts shared": {"objective": RPO, "packing": True, "shared": True},
     "one micro batch for two": {"objective": RPO, "per_device_train_batch_size": 8},
     "orpo, all weights": {"objective": {"name": "orpo", "beta": 0.1}, "kind": "full", "learning_rate": 1e-3},
 }

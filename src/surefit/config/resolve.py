@@ -70,6 +70,8 @@ class ModelLike(Protocol):
     def padded_attention(self) -> str: ...
     @property
     def router_loss(self) -> bool: ...
+    @property
+    def shares_prompts(self) -> bool: ...
 
 
 class HardwareLike(Protocol):
@@ -111,12 +113,15 @@ class ResolvedConfig:
         provenance: dotted key → the value's origin.
         gradient_accumulation_steps: micro batches of each process per optimizer step.
         total_steps: optimizer steps of the whole run; None while the number of rows is unknown.
+        shared: the share of the tokens of pairs that are not computed because both answers share their prompt; 0 until
+            a plan has measured it.
     """
 
     config: SureFitConfig
     provenance: dict[str, ValueOrigin]
     gradient_accumulation_steps: int
     total_steps: int | None
+    shared: float = 0.0
 
 
 def resolve_config(

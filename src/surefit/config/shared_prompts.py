@@ -19,6 +19,8 @@ class ModelLike(Protocol):
 
     @property
     def router_loss(self) -> bool: ...
+    @property
+    def shares_prompts(self) -> bool: ...
 
 
 def shared_prompts_obstacle(config: SureFitConfig, model: ModelLike) -> str | None:
@@ -46,6 +48,8 @@ def decide_shared_prompts(config: SureFitConfig, model: ModelLike, kind: str) ->
     """Return the value of `speed.shared_prompts: auto` on a device of this kind, and the reason."""
     if obstacle := shared_prompts_obstacle(config, model):
         return False, obstacle
+    if not model.shares_prompts:
+        return False, "not tested with this type of model; true tests it before training"
     if kind != "cpu":
         return False, "not measured on a GPU yet; true is exact there, too"
     return True, MEASURED

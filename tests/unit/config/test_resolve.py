@@ -37,6 +37,7 @@ class Model:
     packing_obstacle: str | None = None
     padded_attention: str = "sdpa"
     router_loss: bool = False
+    shares_prompts: bool = False
 
 
 @dataclass

@@ -21,11 +21,12 @@ import torch
 
 from surefit.data.tokens.cache import MASKED
 from surefit.data.tokens.collate import Item, collate_packed
+from surefit.data.tokens.prompt_share import worth_sharing
 
 
 def count_shared_tokens(chosen: Item, rejected: Item) -> int:
-    """Return the tokens of a pair's prompt, which end before the first supervised one of either answer; 0 where the
-    answers' prompts differ.
+    """Return the tokens of a pair's prompt that are left out of a row: all before the first supervised one of either
+    answer; 0 where the answers' prompts differ, or where it is not worth it.
 
     >>> ids = np.array([5, 6, 7, 8])
     >>> count_shared_tokens((ids, np.array([-100, -100, 7, 8])), (ids[:3], np.array([-100, -100, 7])))
@@ -33,7 +34,9 @@ def count_shared_tokens(chosen: Item, rejected: Item) -> int:
     """
     places = [np.flatnonzero(labels[1:] != MASKED) + 1 for _, labels in (chosen, rejected)]
     prompt = min((int(found[0]) for found in places if len(found)), default=0)
-    return prompt if np.array_equal(chosen[0][:prompt], rejected[0][:prompt]) else 0
+    if not np.array_equal(chosen[0][:prompt], rejected[0][:prompt]):
+        return 0
+    return worth_sharing(prompt, len(chosen[0]) + len(rejected[0]))
 
 
 def collate_shared(items: Sequence[Item]) -> dict[str, Any]:
