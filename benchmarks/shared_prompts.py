@@ -12,6 +12,7 @@ gradient, as a share of its largest number.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import resource
@@ -24,10 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from surefit.config.schema import ModelSection, ObjectiveSection
-from surefit.data.tokens.collate import Item, collate_packed, describe_pairs
 from surefit.data.tokens import prompt_share
+from surefit.data.tokens.collate import Item, collate_packed, describe_pairs
 from surefit.data.tokens.shared_prompts import collate_shared
 from surefit.model.attention import use_varlen
 from surefit.model.load import load_model
@@ -53,10 +55,10 @@ def measure_layout(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     prompt_share.LEAST_SHARE = 0.0  # every prompt is shared, however short: the rule comes from these numbers
     cuda = args.device == "cuda"
-    base = load_model(ModelSection(name_or_path=args.model, dtype=args.dtype), SimpleNamespace(kind=args.device))
+    base = load_base(args)
     torch.manual_seed(0)
     model: Any = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", init_lora_weights=False))
-    model.to(args.device).train()
+    model.to(args.device, getattr(torch, args.dtype)).train()
     use_varlen(model)
     items = random_pairs(args.pairs, args.prompt, args.answer, base.config.get_text_config().vocab_size)
     batch = collate_shared(items) if args.layout == LAYOUTS[1] else collate_packed(items)
@@ -64,7 +66,7 @@ def measure_layout(args: argparse.Namespace) -> dict[str, Any]:
     objective = PairObjective(ObjectiveSection(name="dpo", beta=0.1))
     start_bytes = peak_bytes(cuda)
     seconds = []
-    for _ in range(args.repeat + cuda):  # a GPU's first time chooses kernels
+    for _ in range(args.repeat + 2 * cuda):  # a GPU's first times choose kernels
         model.zero_grad()
         sums: list[torch.Tensor] = []
         begin = clock(cuda)
@@ -74,10 +76,20 @@ def measure_layout(args: argparse.Namespace) -> dict[str, Any]:
     used = peak_bytes(cuda) - (0 if cuda else start_bytes)
     tensors = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
     torch.save(tensors | {"log_probs": sums[-1][4:6].cpu() / args.pairs}, args.tensors)
-    return {
-        "layout": args.layout, "prompt": args.prompt, "answer": args.answer, "pairs": args.pairs,
-        "tokens": batch["input_ids"].numel(), "seconds per pair": min(seconds) / args.pairs, "peak bytes": used,
-    }  # fmt: skip
+    tokens = batch["input_ids"].numel() / args.pairs
+    return {"tokens": tokens, "seconds per pair": min(seconds) / args.pairs, "peak bytes": used}
+
+
+def load_base(args: argparse.Namespace) -> Any:
+    """Return the model; `random-1b` has Llama 3.2 1B's shape, and is drawn on the device."""
+    if args.model != "random-1b":
+        return load_model(ModelSection(name_or_path=args.model, dtype=args.dtype), SimpleNamespace(kind=args.device))
+    config = LlamaConfig(
+        vocab_size=128_256, hidden_size=2_048, intermediate_size=8_192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device(args.device):
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
 
 
 def clock(cuda: bool) -> float:
@@ -93,8 +105,13 @@ def peak_bytes(cuda: bool) -> int:
 
 
 def run_layout(args: argparse.Namespace, layout: str, prompt: int, answer: int, tensors: Path) -> dict[str, Any]:
-    """Measure one layout in a process of its own; this one has imported what it needs, and no GPU yet."""
+    """Measure one layout; on a CPU in a process of its own, because its peak memory is the process's."""
     own = argparse.Namespace(**vars(args) | {"layout": layout, "prompt": prompt, "answer": answer, "tensors": tensors})
+    if args.device == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return measure_layout(own)
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(measure_layout, (own,))
 
@@ -107,34 +124,32 @@ def differences(one: Path, other: Path) -> tuple[float, float]:
     return log_probs, max(float((first[name] - second[name]).abs().max()) for name in first) / largest
 
 
-def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure both layouts for all lengths, and print a line for each."""
-    found = []
-    columns = ("prompt", "answer", "saved", *(f"{name}: s/pair, MiB" for name in LAYOUTS), "faster", "off by")
-    print(" | ".join(columns), flush=True)
-    for prompt in args.prompts:
-        for answer in args.answers:
-            with tempfile.TemporaryDirectory() as folder:
-                places = [Path(folder) / f"{number}.pt" for number in range(2)]
-                two, once = (
-                    run_layout(args, layout, prompt, answer, place)
-                    for layout, place in zip(LAYOUTS, places, strict=True)
-                )
-                log_probs, gradient = differences(*places)
-            line = {
-                "prompt": prompt, "answer": answer, "saved tokens": 1 - once["tokens"] / two["tokens"],
-                "two documents": two, "shared prompt": once,
-                "speedup": two["seconds per pair"] / once["seconds per pair"],
-                "log-probabilities off by": log_probs, "gradient off by": gradient,
-            }  # fmt: skip
-            found.append(line)
-            sides = [f"{side['seconds per pair']:.3f}, {side['peak bytes'] / 2**20:,.0f}" for side in (two, once)]
-            print(
-                f"{prompt} | {answer} | {line['saved tokens']:.1%} | {sides[0]} | {sides[1]} | "
-                f"{line['speedup']:.2f} × | {log_probs:.1e}, {gradient:.1e}",
-                flush=True,
-            )
-    return found
+def compare(args: argparse.Namespace, prompt: int, answer: int) -> dict[str, Any]:
+    """Measure both layouts for a prompt and answers of these lengths."""
+    with tempfile.TemporaryDirectory() as folder:
+        places = [Path(folder) / f"{number}.pt" for number in range(2)]
+        two, once = (
+            run_layout(args, layout, prompt, answer, place) for layout, place in zip(LAYOUTS, places, strict=True)
+        )
+        log_probs, gradient = differences(*places)
+    return {
+        "prompt": prompt, "answer": answer, "saved": 1 - once["tokens"] / two["tokens"],
+        "two documents": two, "shared prompt": once, "faster": two["seconds per pair"] / once["seconds per pair"],
+        "log-probabilities off by": log_probs, "gradient off by": gradient,
+    }  # fmt: skip
+
+
+def line_of(found: dict[str, Any]) -> str:
+    """Return a measurement as a row of the table."""
+    sides = [
+        f"{side['seconds per pair']:.3f} | {side['tokens'] / side['seconds per pair']:,.0f} | "
+        f"{side['peak bytes'] / 2**20:,.0f}"
+        for side in (found[layout] for layout in LAYOUTS)
+    ]
+    return (
+        f"{found['prompt']} | {found['answer']} | {found['saved']:.1%} | {sides[0]} | {sides[1]} | "
+        f"{found['faster']:.2f} | {found['log-probabilities off by']:.1e} | {found['gradient off by']:.1e}"
+    )
 
 
 def main() -> None:
@@ -148,7 +163,13 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    found = compare(args)
+    sides = " | ".join(f"{layout}: s per pair | tokens/s | MiB" for layout in LAYOUTS)
+    print(f"prompt | answer | saved | {sides} | times faster | log-probabilities off by | gradient off by", flush=True)
+    found = []
+    for prompt in args.prompts:
+        for answer in args.answers:
+            found.append(compare(args, prompt, answer))
+            print(line_of(found[-1]), flush=True)
     if args.json:
         args.json.write_text(json.dumps(found, indent=2) + "\n")
 

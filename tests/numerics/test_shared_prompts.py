@@ -220,7 +220,9 @@ def test_killed_and_resumed_equals_uninterrupted(base: Path, tmp_path: Path) -> 
         for made in (straight, read_jsonl(tmp_path / "killed" / "metrics.jsonl"))
     ]
     assert lines[0] == lines[1]
-    ours, theirs = (load_tensors(tmp_path / n / "adapter" / "adapter_model.safetensors") for n in ("straight", "killed"))
+    ours, theirs = (
+        load_tensors(tmp_path / n / "adapter" / "adapter_model.safetensors") for n in ("straight", "killed")
+    )
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from itertools import accumulate
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
