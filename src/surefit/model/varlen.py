@@ -211,7 +211,9 @@ def varlen_attention(
         return _context_parallel_attention(query, key, value, formula, kernel), None
     documents = _documents(query, position_ids, cu_seq_lens_q, max_length_q, document_lengths)
     if key_order is not None:
-        assert documents is not None and cu_seq_lens_k is not None and max_length_k is not None
+        assert documents is not None
+        assert cu_seq_lens_k is not None
+        assert max_length_k is not None
         read = PackedDocuments(cu_seq_lens_k, key_lengths, max_length_k)
         key, value = key.index_select(2, key_order), value.index_select(2, key_order)
         attend = _varlen if kernel else _exact_per_document
