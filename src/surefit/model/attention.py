@@ -230,7 +230,7 @@ def require_shareable_prompts(model: PreTrainedModel | PeftModel) -> None:
     if problem := _difference(base, shared, separate, "two answers that share their prompt"):
         raise ModelError(
             f"{base.config.model_type} cannot share prompts: {problem}",
-            code="E?",
+            code="E5620",
             field="speed.shared_prompts",
             help="set speed.shared_prompts: false",
         )
