@@ -63,5 +63,8 @@ def require_shared_prompts(config: SureFitConfig, model: ModelLike) -> None:
     """
     if config.speed.shared_prompts is True and (obstacle := shared_prompts_obstacle(config, model)):
         raise ConfigError(
-            f"prompts cannot be shared: {obstacle}", code="E2620", field=FIELD, help="leave speed.shared_prompts at auto"
+            f"prompts cannot be shared: {obstacle}",
+            code="E2620",
+            field=FIELD,
+            help="leave speed.shared_prompts at auto",
         )

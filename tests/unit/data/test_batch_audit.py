@@ -205,16 +205,8 @@ def test_packed_examples_are_found_and_must_be_kept_apart(tokenizer, rows) -> No
 
 
 def shared_pairs(tokenizer: Any) -> list[Item]:
-    weather = "what is the weather in Oslo"
-    answers = ("sunny", "rain, all day long"), ("2", "two or three")
-    return items(
-        tokenizer,
-        *(
-            chat(question, answer)
-            for question, pair in zip((weather, "1 + 1"), answers, strict=True)
-            for answer in pair
-        ),
-    )
+    asked = {"what is the weather in Oslo": ("sunny", "rain, all day long"), "1 + 1": ("2", "two or three")}
+    return items(tokenizer, *(chat(question, answer) for question, answers in asked.items() for answer in answers))
 
 
 def test_pairs_that_share_their_prompts_pass(tokenizer) -> None:
