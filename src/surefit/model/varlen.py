@@ -8,6 +8,8 @@ padding dropped, silently). A document's tokens attend to that document alone:
 - everywhere else exactly, one document at a time: `scaled_dot_product_attention`, or the textbook formula where a model
   has sinks, or a softcap, which none of torch's kernels supports.
 
+Two answers behind one prompt (data/tokens/shared_prompts.py) are two documents that read some of the same tokens.
+
 Where several processes share the tokens of a row, `share_keys_across_processes` gives the part of this one
 (parallel/context_parallel.py).
 """
