@@ -211,14 +211,14 @@ def test_a_model_that_loses_what_shared_prompts_need_is_refused(lost: str, monke
     model = build("llama")
     use_varlen(model)
     require_shareable_prompts(model)
-    without = attention.collate_shared
+    whole = attention.share_prompt_ids
 
-    def losing(items: Any) -> dict[str, Any]:
-        batch = without(items)
-        counted_on = torch.arange(batch["input_ids"].numel())[None]
-        return batch | ({"position_ids": counted_on} if lost == "position_ids" else {})
+    def losing(*given: Any) -> dict[str, Any]:
+        arguments = whole(*given)
+        counted_on = torch.arange(arguments["input_ids"].numel())[None]
+        return arguments | ({"position_ids": counted_on} if lost == "position_ids" else {})
 
-    monkeypatch.setattr(attention, "collate_shared", losing)
+    monkeypatch.setattr(attention, "share_prompt_ids", losing)
     if lost == "key_order":
         inner = varlen.varlen_attention
         monkeypatch.setitem(

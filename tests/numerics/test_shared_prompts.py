@@ -131,6 +131,9 @@ def test_the_last_token_of_a_prompt_predicts_both_answers() -> None:
     assert batch["key_order"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 5]
     assert (batch["cu_seq_lens_q"].tolist(), batch["document_lengths"]) == ([0, 5, 6], (5, 1))
     assert (batch["cu_seq_lens_k"].tolist(), batch["key_lengths"]) == ([0, 5, 9], (5, 4))
+    checked = attention.share_prompt_ids([torch.as_tensor(ids) for ids, _ in items], 3)  # what a model is tested with
+    for name, value in checked.items():
+        assert torch.equal(value, batch[name]) if isinstance(value, torch.Tensor) else value == batch[name], name
 
 
 @pytest.mark.parametrize("why", ["another prompt", "too short a prompt"])

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
@@ -21,9 +20,6 @@ from transformers.utils import import_utils
 from surefit.core.errors import MachineError, ModelError
 from surefit.core.reading import reason_of
 from surefit.core.units import plural
-from surefit.data.tokens.cache import MASKED
-from surefit.data.tokens.collate import OWN_KEYS
-from surefit.data.tokens.shared_prompts import collate_shared
 from surefit.facts.attention import KERNEL_DTYPES, attention_layers, attention_needs, kernel_obstacle, packing_obstacle
 from surefit.model.finite import explain_non_finite
 from surefit.model.memory_errors import is_out_of_memory
@@ -214,18 +210,11 @@ def require_shareable_prompts(model: PreTrainedModel | PeftModel) -> None:
     """
     base = _base(model)
     first, tail = _documents_for(base, attention_needs(base.config.to_dict()).sliding_window)
-    answers = [first, torch.cat([first[:-2], tail])]  # the prompt ends two tokens before the first answer does
     prompt = len(first) - 2
-    items = [(ids.cpu().numpy(), np.where(np.arange(len(ids)) < prompt, MASKED, ids.cpu().numpy())) for ids in answers]
-    batch = collate_shared(items)
-    device = first.device
-    inputs = {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-        if name not in OWN_KEYS
-    }
+    answers = [first, torch.cat([first[:prompt], tail])]
+    inputs = share_prompt_ids(answers, prompt)
     with torch.no_grad(), _evaluating(model):
-        shared = _logits(model, **inputs)[:, batch["key_order"].to(device)]
+        shared = _logits(model, **inputs)[:, inputs["key_order"]]
         separate = _alone(model, answers)
     if problem := _difference(base, shared, separate, "two answers that share their prompt"):
         raise ModelError(
@@ -234,6 +223,22 @@ def require_shareable_prompts(model: PreTrainedModel | PeftModel) -> None:
             field="speed.shared_prompts",
             help="set speed.shared_prompts: false",
         )
+
+
+def share_prompt_ids(answers: Sequence[torch.Tensor], prompt: int) -> dict[str, Any]:
+    """Return a forward pass's arguments for the 1-d token ids of two answers that begin with the same prompt, which is
+    in the row once (as data/tokens/shared_prompts.py makes it of pairs)."""
+    first, second = answers
+    device, tokens = first.device, len(first) + len(second) - prompt
+    order = [torch.arange(len(first)), torch.arange(prompt), torch.arange(len(first), tokens)]
+    arguments = pack_ids([first, second[prompt:]])
+    arguments["position_ids"][0, len(first) :] += prompt
+    return arguments | {
+        "cu_seq_lens_k": torch.tensor([0, len(first), len(first) + len(second)], dtype=torch.int32, device=device),
+        "max_length_k": max(len(first), len(second)),
+        "key_lengths": (len(first), len(second)),
+        "key_order": torch.cat(order).to(device),
+    }
 
 
 def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def _shared(setting: StepConfig) -> dict[str, Any]:
     positions = torch.cat([torch.arange(first), torch.arange(setting.shared, first)]).repeat(pairs)[None]
     begins = torch.arange(pairs)[:, None] * (first + second)
     read = torch.cat([torch.arange(first), torch.arange(setting.shared), torch.arange(first, first + second)])
-    batch = {"input_ids": ids, "position_ids": positions, "labels": torch.ones_like(ids)}
+    batch: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "labels": torch.ones_like(ids)}
     for side, lengths in (("q", (first, second) * pairs), ("k", (first, first) * pairs)):
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         batch |= {f"cu_seq_lens_{side}": ends, f"max_length_{side}": first}
