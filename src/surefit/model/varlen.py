@@ -495,15 +495,14 @@ def _exact(
     shared = groups > 1 and plain and query.dtype in _DTYPES and not must_repeat_kv_heads(key, value)
     if groups > 1 and not shared:  # for these, sdpa would choose its slowest code, which holds all the logits
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if textbook:
+        return _textbook(query, key, value, _visible(queries, keys, formula.window, query.device), formula)
     visible = None if plain else (masks or {}).get((queries, keys, formula.window))
     if visible is None and not plain:
         visible = _visible(queries, keys, formula.window, query.device)
-        if masks is not None and not textbook:  # in the form that torch would make of it in every call
+        if masks is not None:  # in the form that torch would make of it in every call
             visible = query.new_zeros(queries, keys).masked_fill_(~visible, -math.inf)
             masks[queries, keys, formula.window] = visible
-    if textbook:
-        assert visible is not None
-        return _textbook(query, key, value, visible, formula)
     return F.scaled_dot_product_attention(
         query,
         key,
