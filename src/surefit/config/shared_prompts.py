@@ -14,7 +14,7 @@ BY_TOKENS = ("dpo", "orpo", "simpo")
 MEASURED = "the same gradients, and on a CPU 1.3 to 1.9 times as fast where prompts are as long as answers"
 
 
-class ModelLike(Protocol):
+class _ModelFacts(Protocol):
     """The part of `facts.model.ModelFacts` that the decision needs."""
 
     @property
@@ -23,7 +23,7 @@ class ModelLike(Protocol):
     def shares_prompts(self) -> bool: ...
 
 
-def shared_prompts_obstacle(config: SureFitConfig, model: ModelLike) -> str | None:
+def shared_prompts_obstacle(config: SureFitConfig, model: _ModelFacts) -> str | None:
     """Return why the pairs of a run cannot share their prompts, but for conflicts (`config.capabilities`); None where
     they can.
 
@@ -44,7 +44,7 @@ def shared_prompts_obstacle(config: SureFitConfig, model: ModelLike) -> str | No
     return None
 
 
-def decide_shared_prompts(config: SureFitConfig, model: ModelLike, kind: str) -> tuple[bool, str]:
+def decide_shared_prompts(config: SureFitConfig, model: _ModelFacts, kind: str) -> tuple[bool, str]:
     """Return the value of `speed.shared_prompts: auto` on a device of this kind, and the reason."""
     if obstacle := shared_prompts_obstacle(config, model):
         return False, obstacle
@@ -57,7 +57,7 @@ def decide_shared_prompts(config: SureFitConfig, model: ModelLike, kind: str) ->
     return True, MEASURED
 
 
-def require_shared_prompts(config: SureFitConfig, model: ModelLike) -> None:
+def require_shared_prompts(config: SureFitConfig, model: _ModelFacts) -> None:
     """Raise where the config sets shared prompts and they are impossible.
 
     Raises:
