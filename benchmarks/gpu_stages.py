@@ -367,7 +367,7 @@ STAGES: dict[str, Callable[[Here], None]] = {
     "lora-8b": lambda here: lora(here, "lora-8b"),
     "qlora-7b": qlora,
     "trl": trl,
-    "shared-prompts": shared_prompts,
+    "shared": shared_prompts,
     "plan": plan,
     "first-run": first_run,
     "long": long,
