@@ -78,6 +78,7 @@ STAGES = (
     Stage("lora-8b", "the same on 8B", 360),
     Stage("qlora-7b", "LoRA over NF4 on 7B, eager and with fused kernels", 300),
     Stage("trl", "TRL beside it, tuned, on 1B and 8B", 300),
+    Stage("shared", "dpo on 1B: pairs with their prompt once, and as two documents", 240),
     Stage("plan", "twelve configurations against predictions made beforehand", 480),
     Stage("first-run", "`init --data`, then `run`, with 7B in NF4: memory and time, planned and measured", 600, 150),
     Stage("long", "one step of 200,000 tokens on 4B, selective checkpoints", 300, 120),

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +330,19 @@ def long(here: Here) -> None:
     throughput_items(here, workload, ways, False)
 
 
+def shared_prompts(here: Here) -> None:
+    """Both layouts of a pair; on a GPU `speed.shared_prompts: auto` waits for these numbers."""
+    import shared_prompts as layouts
+
+    asked = argparse.Namespace(
+        model="surefit/nano" if here.miniature else "random-1b", pairs=1 if here.miniature else 4,
+        device="cpu" if here.miniature else "cuda", dtype="float32" if here.miniature else "bfloat16", repeat=3,
+    )  # fmt: skip
+    lengths = [(32, 8)] if here.miniature else [(p, a) for p in (64, 256, 1_000, 4_000) for a in (50, 200, 800)]
+    for prompt, answer in lengths:
+        here.once(f"prompt {prompt}, answers {answer}", partial(layouts.compare, asked, prompt, answer))
+
+
 def first_run(here: Here) -> None:
     """What it writes, 15 GB and the merged model, is removed."""
     import gpu_first_run
@@ -353,6 +367,7 @@ STAGES: dict[str, Callable[[Here], None]] = {
     "lora-8b": lambda here: lora(here, "lora-8b"),
     "qlora-7b": qlora,
     "trl": trl,
+    "shared": shared_prompts,
     "plan": plan,
     "first-run": first_run,
     "long": long,

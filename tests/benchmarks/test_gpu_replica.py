@@ -148,6 +148,7 @@ def test_a_day_in_the_replica_with_a_stage_killed(
         ("lora-8b", "ended", ""),
         ("qlora-7b", "skipped", "no GPU"),
         ("trl", "ended", ""),
+        ("shared", "ended", ""),
         ("plan", "skipped", "not measured: no GPU"),
         ("first-run", "ended", ""),
         ("long", "ended", ""),

@@ -42,7 +42,11 @@ CASES: dict[str, dict[str, Any]] = {
     "orpo padded, all weights": {"objective": {"name": "orpo", "beta": 0.1}, "per_device_train_batch_size": 2} | FULL,
 }
 """Name → arguments of `tiny_run.config`."""
-ONE_MICRO_BATCH = {"objective": RPO, "per_device_train_batch_size": 8}
+OTHERS: dict[str, dict[str, Any]] = {
+    "one micro batch for two": {"objective": RPO, "per_device_train_batch_size": 8},
+    "prompts shared": {"objective": RPO, "packing": True, "shared": True},
+}
+"""The same for cases of some modes only."""
 STEPS = 3
 TOGETHER = (*(mode for mode in MODES if mode != "single"), "fsdp cp")
 
@@ -58,7 +62,7 @@ def made(case: str, folder: Path, mode: str, **changes: Any) -> Any:
     # An output head of its own: tensor parallelism divides it, and one that is trained is read again for its gradient.
     base = folder / "base"
     out = folder / f"{case} {mode}"
-    arguments = {"max_steps": STEPS, **CASES.get(case, ONE_MICRO_BATCH), **changes}
+    arguments = {"max_steps": STEPS, **(CASES | OTHERS)[case], **changes}
     settings = tiny_run.config(base, out, **arguments)
     return settings.model_copy(update={"parallel": section_of(mode)} if mode != "single" else {})
 
@@ -139,6 +143,8 @@ def scenarios(modes: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield from ((mode, case) for case in CASES if case != left_out)
         if mode in ("ddp", "fsdp"):
             yield mode, "one micro batch for two"
+        if mode == "ddp":
+            yield mode, "prompts shared"
 
 
 def available() -> tuple[str, ...]:
@@ -163,7 +169,7 @@ def main(result: str, *modes: str) -> None:
             if "fsdp" in modes:
                 found["resumed"] = resumed(folder, "fsdp", world)
         if world.is_first:
-            for case in (*CASES, "one micro batch for two"):
+            for case in (*CASES, *OTHERS):
                 found[f"alone: {case}"] = train(case, folder, "single")
             Path(result).write_text(json.dumps(found, default=_number), encoding="utf-8")
 

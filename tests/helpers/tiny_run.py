@@ -99,6 +99,7 @@ def config(
     checkpoint: Mapping[str, Any] | None = None,
     adapter: Mapping[str, Any] | None = None,
     objective: Mapping[str, Any] | None = None,
+    shared: bool = False,
     **train: Any,
 ) -> SureFitConfig:
     settings = {
@@ -116,11 +117,14 @@ def config(
             # At most 20 tokens in a row, so that a bin of 4 × 16 holds a few of them.
             "data": {"train": "unused", "packing": packing, "max_length": 16},
             "train": settings | {"method": kind} | train,
-            "speed": {"attention": "torch_varlen" if packing else "sdpa", "fused_lora": False, "tiled_mlp": False},
+            "speed": {
+                "attention": "torch_varlen" if packing else "sdpa", "fused_lora": False, "tiled_mlp": False,
+                "shared_prompts": shared,
+            },
             "checkpoint": {"save_steps": every} | dict(checkpoint or {}),
             "output_dir": str(out),
         }
-    )
+    )  # fmt: skip
 
 
 def training(

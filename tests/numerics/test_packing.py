@@ -14,9 +14,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from surefit.core.errors import ModelError
 from surefit.data.tokens.collate import collate_packed
-from surefit.facts.attention import packing_obstacle
+from surefit.data.tokens.shared_prompts import collate_shared
+from surefit.facts.attention import packing_obstacle, shares_prompts
 from surefit.model import attention, varlen
-from surefit.model.attention import counting_attention, require_packable, use_varlen
+from surefit.model.attention import (
+    counting_attention,
+    require_packable,
+    require_shareable_prompts,
+    use_varlen,
+)
 from surefit.model.compat import checkpoint_activations
 from surefit.model.sdpa import gpu_assumed
 
@@ -135,6 +141,93 @@ def test_packed_documents_teach_what_they_teach_alone(family: str) -> None:
         assert_same(packed(model, parts), expected)
     assert (calls.exact, calls.kernel) == (model.config.num_hidden_layers, 0)
     assert calls.windows == {window for window in [FAMILIES[family].get("sliding_window")] if window}
+
+
+PROMPT, ANSWERS = 9, (3, 12)
+"""Longer than the windows above; an answer shorter and one longer than the prompt: they are computed differently."""
+
+
+def pair_items(order: int = 1) -> list[tuple[Any, Any]]:
+    generator = torch.Generator().manual_seed(2)
+    prompt, *answers = (torch.randint(3, VOCABULARY, (n,), generator=generator) for n in (PROMPT, *ANSWERS[::order]))
+    parts = [torch.cat([prompt, answer]) for answer in answers]
+    return [(part.numpy(), torch.cat([torch.full_like(prompt, -100), part[PROMPT:]]).numpy()) for part in parts]
+
+
+def answers_alone(model: torch.nn.Module, items: list[tuple[Any, Any]]) -> dict[str, torch.Tensor]:
+    parts = [torch.as_tensor(ids) for ids, _ in items]
+    rows = [torch.arange(PROMPT - 1, len(part) - 1) for part in parts]
+    return learnt(
+        model,
+        [{"input_ids": p[None], "loss_rows": row, "targets": p[PROMPT:]} for p, row in zip(parts, rows, strict=True)],
+    )
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("order", [1, -1], ids=["the longer answer second", "first"])
+def test_two_answers_behind_one_prompt_teach_what_they_teach_alone(family: str, order: int) -> None:
+    model, items = build(family), pair_items(order) + pair_items(-order)
+    expected = answers_alone(model, items)
+    use_varlen(model)
+    require_packable(model)
+    if not shares_prompts(model.config.to_dict()):
+        with pytest.raises(ModelError) as error:
+            require_shareable_prompts(model)
+        assert error.value.field == "speed.shared_prompts"
+        assert family in ("stablelm", "nemotron")
+        return
+    require_shareable_prompts(model)
+    batch = collate_shared(items)
+    assert batch["input_ids"].shape == (1, 2 * (PROMPT + sum(ANSWERS)))
+    with counting_attention() as calls:
+        assert_same(learnt(model, [batch]), expected)
+    assert (calls.exact, calls.kernel) == (model.config.num_hidden_layers, 0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "deepseek_v3", "qwen3_moe"])
+def test_the_kernel_gets_the_keys_of_a_shared_prompt_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, items = build(family), pair_items()
+    expected = answers_alone(model, items)
+    use_varlen(model)
+    monkeypatch.setattr(varlen, "_DTYPES", (torch.float32,))
+    with gpu_assumed(), counting_attention() as calls:
+        assert_same(learnt(model, [collate_shared(items)]), expected)
+    assert (calls.kernel, calls.exact) == (model.config.num_hidden_layers, 0)
+
+
+def test_it_holds_for_shared_prompts_under_gradient_checkpointing() -> None:
+    config = LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], init_lora_weights=False)
+    torch.manual_seed(3)
+    model, items = get_peft_model(build("llama"), config).train(), pair_items()
+    expected = answers_alone(model, items)
+    use_varlen(model)
+    checkpoint_activations(model)
+    assert_same(learnt(model, [collate_shared(items)]), expected)
+
+
+@pytest.mark.parametrize("lost", ["key_order", "position_ids"])
+def test_a_model_that_loses_what_shared_prompts_need_is_refused(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the order of the keys the second answer reads itself alone; without positions it begins anywhere."""
+    model = build("llama")
+    use_varlen(model)
+    require_shareable_prompts(model)
+    whole = attention.share_prompt_ids
+
+    def losing(*given: Any) -> dict[str, Any]:
+        arguments = whole(*given)
+        counted_on = torch.arange(arguments["input_ids"].numel())[None]
+        return arguments | ({"position_ids": counted_on} if lost == "position_ids" else {})
+
+    monkeypatch.setattr(attention, "share_prompt_ids", losing)
+    if lost == "key_order":
+        inner = varlen.varlen_attention
+        monkeypatch.setitem(
+            AttentionInterface._global_mapping, attention.NAME,
+            lambda *args, key_order=None, **kwargs: inner(*args, **kwargs),
+        )  # fmt: skip
+    with pytest.raises(ModelError) as error:
+        require_shareable_prompts(model)
+    assert error.value.field == "speed.shared_prompts"
 
 
 def test_documents_that_read_each_other_would_be_seen() -> None:

@@ -45,6 +45,8 @@ class UnknownModel:
     vocab_size: int = 0
     packing_obstacle: str | None = None
     padded_attention: str = "sdpa"
+    router_loss: bool = False
+    shares_prompts: bool = False
 
 
 def is_other_tool_config(target: Path) -> bool:

@@ -23,6 +23,7 @@ Trait = Literal[
     OtherName,  # train.optim
     "all weights", "DoRA", "experts", "dropout", "fused LoRA", "fused kernels", "compiled layers", "NEFTune",
     "new tokens", "flash attention", "answers in training",
+    "shared prompts",
     "pairs", "reference",  # objective
     "truncated documents", "prepared data",
 ]  # fmt: skip
@@ -46,6 +47,7 @@ WITHOUT: dict[Trait, str] = {
     "new tokens": "model.add_tokens: []",
     "flash attention": "speed.attention: auto",
     "answers in training": "evaluate.in_training: false",
+    "shared prompts": "speed.shared_prompts: false",
     "shared tokens": "parallel.cp: 1",
     "pairs": "objective.name: sft",
     "truncated documents": "data.too_long: drop",
@@ -151,6 +153,12 @@ CONFLICTS: tuple[Conflict, ...] = (
            "a document that is cut for the longer answer would be another prompt for the shorter one"),
     *_rows("CFG009", ["pairs"], ["prepared data"], "`surefit prepare` writes single answers, not pairs",
            "name the pairs as data.train"),
+    *_rows("CFG009", ["fsdp", *ZERO, "tp", "pp", "cp", "shared tokens", "compiled layers"], ["shared prompts"],
+           NOT_PROVED),
+    *_rows("CFG009", ["flash attention"], ["shared prompts"], "it reads an example as one document",
+           "speed.attention: auto"),
+    *_rows("CFG009", ["dropout", "NEFTune"], ["shared prompts"],
+           "both answers would read a prompt with the same random numbers"),
     *_rows("PAR011", ["zero2"], ["answers in training"], "it is implemented for parallel.mode ddp and for "
            "one device", "`surefit evaluate` afterwards"),
 )  # fmt: skip
@@ -172,6 +180,7 @@ def traits(config: SureFitConfig) -> frozenset[Trait]:
         "new tokens": bool(config.model.add_tokens),
         "flash attention": speed.attention.startswith("flash"),
         "answers in training": config.evaluate.in_training,
+        "shared prompts": speed.shared_prompts is True,
         "pairs": config.objective.paired,
         "reference": config.objective.has_reference,
         "truncated documents": config.data.cuts,

@@ -24,6 +24,8 @@ from surefit.config.capabilities import conflict_with_trait
 from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, LoadedConfig, is_overridden
 from surefit.config.memory import CHECKPOINTING, EFFICIENT_TOKENS, MICRO, TILED, Needed, decide_memory
 from surefit.config.schema import SureFitConfig, decided
+from surefit.config.shared_prompts import FIELD as SHARED_PROMPTS
+from surefit.config.shared_prompts import decide_shared_prompts, require_shared_prompts
 from surefit.config.world import (
     COUNT,
     LaunchedProcesses,
@@ -66,6 +68,10 @@ class ModelLike(Protocol):
     def packing_obstacle(self) -> str | None: ...
     @property
     def padded_attention(self) -> str: ...
+    @property
+    def router_loss(self) -> bool: ...
+    @property
+    def shares_prompts(self) -> bool: ...
 
 
 class HardwareLike(Protocol):
@@ -107,12 +113,15 @@ class ResolvedConfig:
         provenance: dotted key → the value's origin.
         gradient_accumulation_steps: micro batches of each process per optimizer step.
         total_steps: optimizer steps of the whole run; None while the number of rows is unknown.
+        shared: the share of the tokens of pairs that are not computed because both answers share their prompt; 0 until
+            a plan has measured it.
     """
 
     config: SureFitConfig
     provenance: dict[str, ValueOrigin]
     gradient_accumulation_steps: int
     total_steps: int | None
+    shared: float = 0.0
 
 
 def resolve_config(
@@ -178,11 +187,16 @@ def resolve_config(
         kernels, reason = _decide_kernels(resolved, hardware)
         resolved = with_decisions(resolved, {"speed.kernels": kernels})
         provenance["speed.kernels"] = ValueOrigin("auto", reason)
+    if config.speed.shared_prompts == "auto":
+        shares, reason = decide_shared_prompts(resolved, model, hardware.kind)
+        resolved = with_decisions(resolved, {SHARED_PROMPTS: shares})
+        provenance[SHARED_PROMPTS] = ValueOrigin("auto", reason)
     memory = _decide_by_memory(resolved, model, hardware, needed)
     automatic = {dotted: choice for dotted, choice in memory.items() if lookup(config, dotted) == "auto"}
     provenance |= {dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in automatic.items()}
     resolved = with_decisions(resolved, {dotted: value for dotted, (value, _) in automatic.items()})
     require_shareable(resolved)
+    require_shared_prompts(resolved, model)
     micro = resolved.train.per_device_train_batch_size
     assert isinstance(micro, int)
     if decided(resolved.train.global_batch_size) % micro:

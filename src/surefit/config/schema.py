@@ -362,6 +362,8 @@ class SpeedSection(Section):
     """torch.compile the decoder layers."""
     tiled_mlp: Auto | bool = "auto"
     """Run the MLPs a block of tokens at a time: for contexts so long that one layer's activations are too large."""
+    shared_prompts: Auto | bool = "auto"
+    """Packed pairs: compute a prompt once for both of its answers. auto: on a CPU; on a GPU it is not measured yet."""
 
 
 class HardwareSection(Section):

@@ -110,7 +110,7 @@ class MicroBatch:
         capability: compute capability of the GPU.
         kernels: norms, rope and gated MLPs run in fused kernels, `speed.kernels`.
         reach: keys that attention reads, per token of this micro batch; above 1 where other processes have some of
-            them.
+            them, and where two answers read the same prompt.
     """
 
     model: ModelFacts

@@ -43,6 +43,39 @@ OWN_ATTENTION = frozenset(_TABLE["own_attention"])
 OTHER_ATTENTION: dict[str, str] = _TABLE["other_attention"]
 """Type → why. Measured: `require_packable` raises for each."""
 
+SHARES_PROMPTS = frozenset(
+    {
+        "cohere",
+        "cohere2",
+        "deepseek_v3",
+        "exaone4",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm4",
+        "gpt2",
+        "gpt_neox",
+        "gpt_oss",
+        "granite",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "olmo3",
+        "opt",
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "starcoder2",
+    }
+)
+"""Types whose layers pass all that they are given on to the attention function, so that two answers can read one
+prompt. Tested: loss and gradients equal those of each answer alone (tests/numerics/test_packing.py). StableLM and
+Nemotron pass the positions only, which is enough to pack and not for this."""
+
 SINKS = frozenset({"flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter"})
 """Types whose code passes `s_aux` to the attention function."""
 SOFTCAP = {"gemma2": 50.0, "vaultgemma": 50.0}
@@ -95,6 +128,11 @@ def packing_obstacle(config: Mapping[str, Any]) -> str | None:
     kinds = [str(part["model_type"]) for part in (config, section) if part.get("model_type")]
     reason = next((reason for kind in kinds if (reason := _by_type(kind))), None) or _by_keys(config, section)
     return f"{kinds[0] if kinds else 'this model'} cannot be packed: {reason}" if reason else None
+
+
+def shares_prompts(config: Mapping[str, Any]) -> bool:
+    """Return whether two answers behind one prompt are known to be exact in this model."""
+    return str(text_section(config).get("model_type", "")) in SHARES_PROMPTS and packing_obstacle(config) is None
 
 
 def kernel_obstacle(needs: AttentionNeeds, *, dtype: str, capability: tuple[int, int] | None) -> str | None:

@@ -56,14 +56,19 @@ class TrainingFlops:
     pair: int
     windows: tuple[int | None, ...]
 
-    def of(self, documents: Sequence[int], supervised: int) -> int:
+    def of(self, documents: Sequence[int], supervised: int, shared: Sequence[int] = ()) -> int:
         """Return the FLOPs of forward and backward over documents of these lengths in tokens, with `supervised` tokens
-        in all."""
+        in all.
+
+        Args:
+            shared: tokens of the prompts that two of the documents begin with, and that are computed once.
+        """
         pairs = sum(
-            self.windows.count(window) * sum(seen_pairs(length, window) for length in documents)
+            self.windows.count(window)
+            * (sum(seen_pairs(n, window) for n in documents) - sum(seen_pairs(n, window) for n in shared))
             for window in set(self.windows)
         )
-        return self.token * sum(documents) + self.supervised * supervised + self.pair * pairs
+        return self.token * (sum(documents) - sum(shared)) + self.supervised * supervised + self.pair * pairs
 
 
 def training_flops(

@@ -208,11 +208,12 @@ def largest_micro_batch(
     if adapter is not None:
         targets = target_modules(model, adapter).items()
         factors = {name.rpartition(".")[2]: shape for name, shape in targets if name.startswith("model.layers.0.")}
+    rows, length = (shape.rows // 2, shape.tokens // (shape.rows // 2)) if shape.shared else (shape.rows, shape.length)
     return MicroBatch(
         model=model,
         dtype=config.model.dtype,
-        rows=shape.rows,
-        length=shape.length,
+        rows=rows,
+        length=length,
         padded=not packed and (shape.rows > 1 if padded is None else padded),
         checkpointing=False if checkpointing == "auto" else checkpointing,
         factors=factors,
@@ -225,6 +226,7 @@ def largest_micro_batch(
         quantization=config.model.quantization,
         capability=capability,
         kernels=config.speed.kernels is True and capability is not None,
+        reach=1 + shape.shared / length,  # a prompt that two answers share is read twice
     )
 
 

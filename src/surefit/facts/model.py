@@ -21,7 +21,7 @@ from surefit.core.errors import MachineError, ModelError, did_you_mean
 from surefit.core.units import truncate_text
 from surefit.facts.all_linear import is_expert, is_product
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
-from surefit.facts.attention import attention_needs, packing_obstacle
+from surefit.facts.attention import attention_needs, packing_obstacle, shares_prompts
 from surefit.facts.experts import NO_STACKS, find_expert_stacks, lone_numbers, routers
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
@@ -90,6 +90,7 @@ class ModelFacts:
         dequantized_from: how files in FP8 or MXFP4 are stored; all other fields describe the dequantized weights.
         unreadable: why such files cannot be dequantized (facts/low_bits.py), or None.
         packing_obstacle: why examples of this model cannot be packed (facts/attention.py), or None.
+        shares_prompts: two answers behind one prompt are known to be exact (facts/attention.py).
         written_by: the transformers release that wrote config.json, where it says so.
         padded_attention: transformers' attention code for padded batches: sdpa, or eager where sdpa does not support
             the model (a softcap, sinks).
@@ -133,6 +134,7 @@ class ModelFacts:
     quantization: str | None = None
     stored_nf4: bool = False
     packing_obstacle: str | None = None
+    shares_prompts: bool = False
     padded_attention: str = "sdpa"
     gguf: Path | None = None
     written_by: str | None = None
@@ -342,6 +344,7 @@ def build_facts(
         quantization=quantization,
         stored_nf4=quantization == "bitsandbytes" and config["quantization_config"].get("bnb_4bit_quant_type") == "nf4",
         packing_obstacle=packing_obstacle(config),
+        shares_prompts=shares_prompts(config),
         written_by=version if isinstance(version := config.get("transformers_version"), str) else None,
         padded_attention="eager" if needs.softcap or needs.sinks else "sdpa",
         activation=activation if isinstance(activation := text_section(config).get("hidden_act"), str) else None,

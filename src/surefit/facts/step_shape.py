@@ -12,15 +12,17 @@ from surefit.config.world import count_data_ranks, examples_per_data_rank
 
 @dataclass(frozen=True)
 class StepShape:
-    """Size of a step's micro batches: `rows` sequences of `length` tokens; a pair is two sequences."""
+    """Size of a step's micro batches: `rows` sequences of `length` tokens; a pair is two sequences, of which the second
+    is without its first `shared` tokens."""
 
     rows: int
     length: int
     micro_batches: int
+    shared: int = 0
 
     @property
     def tokens(self) -> int:
-        return self.rows * self.length
+        return self.rows * self.length - self.rows // 2 * self.shared
 
 
 def micro_batch_shape(resolved: ResolvedConfig, length: int | None = None) -> StepShape:
@@ -41,11 +43,20 @@ def micro_batch_shape(resolved: ResolvedConfig, length: int | None = None) -> St
     length = max_length if length is None else min(length, max_length)
     if config.data.packing is not True:
         return StepShape(rows, length, resolved.gradient_accumulation_steps)
-    capacity = rows * max_length
-    examples = answers * min(examples_per_data_rank(config), -(-capacity // (answers * length)))
-    batches = math.ceil(answers * decided(train.global_batch_size) * length / capacity)
+    capacity, shared = rows * max_length, shared_tokens(resolved, length)
+    each = answers * length - shared
+    examples = min(examples_per_data_rank(config), -(-capacity // each))
+    batches = math.ceil(decided(train.global_batch_size) * each / capacity)
     micro_batches = max(1, math.ceil(batches / count_data_ranks(config)))
-    return StepShape(examples, min(length, capacity // examples), micro_batches)
+    length = min(length, (capacity // examples + shared) // answers)
+    return StepShape(answers * examples, length, micro_batches, shared)
+
+
+def shared_tokens(resolved: ResolvedConfig, length: int) -> int:
+    """Return the tokens of the prompt that two answers of `length` tokens, prompt included, have in common and that are
+    computed once; 0 where prompts are not shared."""
+    shares = resolved.config.speed.shared_prompts is True and resolved.config.data.packing is True
+    return min(length - 1, round(2 * length * resolved.shared)) if shares else 0
 
 
 def usual_shape(resolved: ResolvedConfig, length: int) -> StepShape:
@@ -54,4 +65,5 @@ def usual_shape(resolved: ResolvedConfig, length: int) -> StepShape:
     if config.data.packing is not True or count_data_ranks(config) == 1:
         return shape
     rows = config.objective.answers_per_example * math.ceil(examples_per_data_rank(config) / shape.micro_batches)
-    return StepShape(rows, min(length, config.data.max_length), shape.micro_batches)
+    length = min(length, config.data.max_length)
+    return StepShape(rows, length, shape.micro_batches, shared_tokens(resolved, length))

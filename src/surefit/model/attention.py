@@ -32,6 +32,7 @@ __all__ = [
     "pack_ids",
     "packing_disagreement",
     "require_packable",
+    "require_shareable_prompts",
     "resolve_attention",
     "use_varlen",
 ]
@@ -195,6 +196,51 @@ def require_computing(model: PreTrainedModel | PeftModel) -> None:
         raise explain_non_finite(model, str(base.dtype).removeprefix("torch."))
 
 
+def require_shareable_prompts(model: PreTrainedModel | PeftModel) -> None:
+    """Check that two answers behind one prompt (`speed.shared_prompts`) are read as if each were alone.
+
+    A short pair runs through the model once with its prompt shared, and each answer alone with transformers' own plain
+    attention; the logits must agree as in `require_packable`.
+
+    Args:
+        model: loaded, `require_packable` done. Its mode and attention are left as they are.
+
+    Raises:
+        ModelError: they do not.
+    """
+    base = _base(model)
+    first, tail = _documents_for(base, attention_needs(base.config.to_dict()).sliding_window)
+    prompt = len(first) - 2
+    answers = [first, torch.cat([first[:prompt], tail])]
+    inputs = share_prompt_ids(answers, prompt)
+    with torch.no_grad(), _evaluating(model):
+        shared = _logits(model, **inputs)[:, inputs["key_order"]]
+        separate = _alone(model, answers)
+    if problem := _difference(base, shared, separate, "two answers that share their prompt"):
+        raise ModelError(
+            f"{base.config.model_type} cannot share prompts: {problem}",
+            code="E5620",
+            field="speed.shared_prompts",
+            help="set speed.shared_prompts: false",
+        )
+
+
+def share_prompt_ids(answers: Sequence[torch.Tensor], prompt: int) -> dict[str, Any]:
+    """Return a forward pass's arguments for the 1-d token ids of two answers that begin with the same prompt, which is
+    in the row once (as data/tokens/shared_prompts.py makes it of pairs)."""
+    first, second = answers
+    device, tokens = first.device, len(first) + len(second) - prompt
+    order = [torch.arange(len(first)), torch.arange(prompt), torch.arange(len(first), tokens)]
+    arguments = pack_ids([first, second[prompt:]])
+    arguments["position_ids"][0, len(first) :] += prompt
+    return arguments | {
+        "cu_seq_lens_k": torch.tensor([0, len(first), len(first) + len(second)], dtype=torch.int32, device=device),
+        "max_length_k": max(len(first), len(second)),
+        "key_lengths": (len(first), len(second)),
+        "key_order": torch.cat(order).to(device),
+    }
+
+
 def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:
     """Return a forward pass's arguments for 1-d token ids packed into one row."""
     lengths = tuple(len(ids) for ids in documents)
@@ -220,23 +266,35 @@ def packing_disagreement(model: PreTrainedModel | PeftModel) -> str | None:
     documents = _documents_for(base, attention_needs(config).sliding_window)
     with counting_attention() as calls, torch.no_grad(), _evaluating(model):
         packed = _logits(model, **pack_ids(documents))
-        base.set_attn_implementation("eager")
-        try:
-            separate = torch.cat([_logits(model, input_ids=ids[None]) for ids in documents], dim=1)
-        finally:
-            base.set_attn_implementation(implementation)
+        separate = _alone(model, documents)
     if implementation == NAME and calls.total != layers:
         return f"{calls.total} of its {plural(layers, 'attention layer')} receive document boundaries"
     # Some models make masks for windows that none of their layers has.
     windowed = "sliding_attention" in (config.get("layer_types") or ("sliding_attention",))
     if implementation == NAME and calls.windows != (calls.masks if windowed else set()):
         return f"its masks have the windows {sorted(calls.masks)}, its layers use {sorted(calls.windows)}"
-    packed, separate = (logits - logits.mean(-1, keepdim=True) for logits in (packed, separate))
-    error = float((packed - separate).norm() / separate.norm())
-    allowed = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
+    return _difference(base, packed, separate, "two packed documents")
+
+
+def _alone(model: PreTrainedModel | PeftModel, documents: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the logits of documents, each alone with transformers' own plain attention, one after the other."""
+    base = _base(model)
+    implementation = base.config._attn_implementation
+    base.set_attn_implementation("eager")
+    try:
+        return torch.cat([_logits(model, input_ids=ids[None]) for ids in documents], dim=1)
+    finally:
+        base.set_attn_implementation(implementation)
+
+
+def _difference(base: PreTrainedModel, found: torch.Tensor, expected: torch.Tensor, what: str) -> str | None:
+    """Return that logits differ by more than rounding, in words, or None."""
+    found, expected = (logits - logits.mean(-1, keepdim=True) for logits in (found, expected))
+    error = float((found - expected).norm() / expected.norm())
+    allowed = max(1e-3, 4 * math.sqrt(attention_layers(base.config.to_dict())) * torch.finfo(base.dtype).eps)
     if error <= allowed:
         return None
-    return f"the logits of two packed documents are off by {error:.2g} of their size; rounding explains {allowed:.2g}"
+    return f"the logits of {what} are off by {error:.2g} of their size; rounding explains {allowed:.2g}"
 
 
 @contextmanager

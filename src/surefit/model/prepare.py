@@ -88,7 +88,10 @@ def _set_attention(model: PreTrainedModel | PeftModel, config: SureFitConfig, ha
     if not packed:
         return []
     attention.require_packable(model)
-    return [f"packed, attention {implementation.name}: {implementation.reason}"]
+    if config.speed.shared_prompts is True:
+        attention.require_shareable_prompts(model)
+    shared = ", each prompt once for both answers" if config.speed.shared_prompts is True else ""
+    return [f"packed{shared}, attention {implementation.name}: {implementation.reason}"]
 
 
 def _fuse(model: PeftModel) -> list[str]:

@@ -8,6 +8,8 @@ padding dropped, silently). A document's tokens attend to that document alone:
 - everywhere else exactly, one document at a time: `scaled_dot_product_attention`, or the textbook formula where a model
   has sinks, or a softcap, which none of torch's kernels supports.
 
+Two answers behind one prompt (data/tokens/shared_prompts.py) are two documents that read some of the same tokens.
+
 Where several processes share the tokens of a row, `share_keys_across_processes` gives the part of this one
 (parallel/context_parallel.py).
 """
@@ -40,6 +42,8 @@ _DTYPES = tuple(getattr(torch, name) for name in KERNEL_DTYPES)
 _GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 """Keyword for grouped-query attention; torch 2.11's kernel supports fewer key heads than query heads without it."""
 CachedT = TypeVar("CachedT")
+Masks = dict[tuple[int, int, int | None], torch.Tensor]
+"""(queries, keys, window) → what is added to the logits: 0, or -inf."""
 
 
 class Formula(NamedTuple):
@@ -167,6 +171,10 @@ def varlen_attention(
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
     document_lengths: tuple[int, ...] | None = None,
+    key_order: torch.Tensor | None = None,
+    key_lengths: tuple[int, ...] | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    max_length_k: int | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention within each document; transformers' attention interface.
@@ -181,6 +189,9 @@ def varlen_attention(
         cu_seq_lens_q, max_length_q: transformers' names for the boundaries of packed documents.
         document_lengths: the same on the host: without it, attention one document at a time reads from the device, once
             per batch.
+        key_order: the row's tokens in the order in which its documents read them as keys, where several documents read
+            the same prompt (data/tokens/shared_prompts.py); key_lengths, cu_seq_lens_k, max_length_k: how many of them
+            each document reads. Its last query is at the last of them.
 
     Returns:
         (batch, length, heads, width of the values), and no weights.
@@ -203,6 +214,17 @@ def varlen_attention(
     if _share is not None:
         return _context_parallel_attention(query, key, value, formula, kernel), None
     documents = _documents(query, position_ids, cu_seq_lens_q, max_length_q, document_lengths)
+    if key_order is not None:
+        assert documents is not None
+        assert cu_seq_lens_k is not None
+        assert max_length_k is not None
+        read = PackedDocuments(cu_seq_lens_k, key_lengths, max_length_k)
+        key, value = key.index_select(2, key_order), value.index_select(2, key_order)
+        if kernel:
+            return _varlen(query, key, value, documents, read, formula), None
+        # Every layer keeps its masks for the backward pass: one for all of them.
+        masks: Masks = _remember(cu_seq_lens_k, dict)
+        return _exact_per_document(query, key, value, documents, read, formula, masks), None
     if kernel:
         spans = documents or _rows(query)
         return _varlen(query, key, value, spans, spans, formula), None
@@ -443,6 +465,7 @@ def _exact_per_document(
     documents: PackedDocuments,
     read: PackedDocuments,
     formula: Formula,
+    masks: Masks | None = None,
 ) -> torch.Tensor:
     """Compute `_exact`, one document of the flattened batch at a time; arguments and result as in `_varlen`."""
     batch, heads, length, _ = query.shape
@@ -454,22 +477,32 @@ def _exact_per_document(
     flat = [tensor.transpose(0, 1).flatten(1, 2)[None] if batch > 1 else tensor for tensor in (query, key, value)]
     sizes = (lengths, lengths_read, lengths_read)
     parts = zip(*(torch.split(tensor, size, dim=2) for tensor, size in zip(flat, sizes, strict=True)), strict=True)
-    results = [_exact(q, k, v, formula).transpose(1, 2) for q, k, v in parts]
+    results = [_exact(q, k, v, formula, masks).transpose(1, 2) for q, k, v in parts]
     return torch.cat(results, dim=1).view(batch, length, heads, -1)
 
 
-def _exact(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula: Formula) -> torch.Tensor:
-    """Compute causal attention of whole rows, the last query at the last key: (batch, heads, queries, width)."""
+def _exact(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula: Formula, masks: Masks | None = None
+) -> torch.Tensor:
+    """Compute causal attention of whole rows, the last query at the last key: (batch, heads, queries, width).
+
+    Args:
+        masks: where masks are taken from, and put.
+    """
     queries, keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
     textbook = formula.softcap is not None or formula.sinks is not None
     plain = not textbook and queries == keys and (formula.window is None or formula.window >= keys)
     shared = groups > 1 and plain and query.dtype in _DTYPES and not must_repeat_kv_heads(key, value)
     if groups > 1 and not shared:  # for these, sdpa would choose its slowest code, which holds all the logits
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    visible = None if plain else _visible(queries, keys, formula.window, query.device)
     if textbook:
-        assert visible is not None
-        return _textbook(query, key, value, visible, formula)
+        return _textbook(query, key, value, _visible(queries, keys, formula.window, query.device), formula)
+    visible = None if plain else (masks or {}).get((queries, keys, formula.window))
+    if visible is None and not plain:
+        visible = _visible(queries, keys, formula.window, query.device)
+        if masks is not None:  # in the form that torch would make of it in every call
+            visible = query.new_zeros(queries, keys).masked_fill_(~visible, -math.inf)
+            masks[queries, keys, formula.window] = visible
     return F.scaled_dot_product_attention(
         query,
         key,

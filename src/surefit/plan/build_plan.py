@@ -8,7 +8,7 @@ imported only where something is simulated; `quick` leaves that out. docs/refere
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,7 @@ def build_plan(
     """
     require_plannable(resolved, model, hardware)
     planner = planner or Planner(model, lengths or ExampleLengths())
+    resolved = replace(resolved, shared=planner.lengths.shared)
     memory, disk = memory_terms(resolved, model, hardware.compute_capability), disk_terms(resolved, model)
     if disk and (download := download_term(model, hardware, Path(resolved.config.output_dir))):
         disk.append(download)
@@ -245,6 +246,7 @@ def _setting(resolved: ResolvedConfig) -> str:
     if config.model.quantization != "none":
         dtype += f" on {config.model.quantization}"
     words = [f"{trained} in {dtype}", "packed" if config.data.packing is True else "padded"]
+    words += ["prompts shared"] if config.speed.shared_prompts is True else []
     words += [] if config.train.optim == "adamw_torch" else [config.train.optim]
     words += [] if config.speed.chunked_loss else ["full logits"]
     words += ["tiled MLPs"] if config.speed.tiled_mlp is True else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -172,6 +173,8 @@ def _padded(setting: StepConfig) -> dict[str, Any]:
 
 
 def _packed(setting: StepConfig) -> dict[str, Any]:
+    if setting.shared:
+        return _shared(setting)
     ids = torch.ones((1, setting.tokens), dtype=torch.long)
     positions = torch.arange(setting.length).repeat(setting.rows)[None]
     ends = torch.arange(0, setting.tokens + 1, setting.length, dtype=torch.int32)
@@ -181,6 +184,21 @@ def _packed(setting: StepConfig) -> dict[str, Any]:
     batch = {"input_ids": ids, "position_ids": positions, "labels": torch.ones_like(ids), **boundaries}
     # Boundaries in tensors without data cannot be read back.
     return batch | {"document_lengths": (setting.length,) * setting.rows} | _supervision(setting)
+
+
+def _shared(setting: StepConfig) -> dict[str, Any]:
+    """Return pairs that share their prompts, as `collate_shared` makes them."""
+    pairs, first, second = setting.rows // 2, setting.length, setting.length - setting.shared
+    ids = torch.ones((1, setting.tokens), dtype=torch.long)
+    positions = torch.cat([torch.arange(first), torch.arange(setting.shared, first)]).repeat(pairs)[None]
+    begins = torch.arange(pairs)[:, None] * (first + second)
+    read = torch.cat([torch.arange(first), torch.arange(setting.shared), torch.arange(first, first + second)])
+    batch: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "labels": torch.ones_like(ids)}
+    for side, lengths in (("q", (first, second) * pairs), ("k", (first, first) * pairs)):
+        ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        batch |= {f"cu_seq_lens_{side}": ends, f"max_length_{side}": first}
+    places = {"document_lengths": (first, second) * pairs, "key_lengths": (first,) * setting.rows}
+    return batch | places | {"key_order": (begins + read).flatten()} | _supervision(setting)
 
 
 def _supervision(setting: StepConfig) -> dict[str, Any]:

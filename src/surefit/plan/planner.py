@@ -22,7 +22,7 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import fullest_stage
 from surefit.facts.model import ModelFacts
 from surefit.facts.sharding import sharing_of
-from surefit.facts.step_shape import micro_batch_shape, usual_shape
+from surefit.facts.step_shape import micro_batch_shape, shared_tokens, usual_shape
 from surefit.plan.communication import distributed_step_time
 from surefit.plan.loading import import_libraries
 from surefit.plan.memory_interval import MemoryEstimate, build_memory_estimate, closed_form_estimate
@@ -55,6 +55,7 @@ class ExampleLengths:
         held_out: the longest row of a file of held-out rows; None where they are split from the training rows, or not
             known.
         rows: the number of rows that were read for these lengths; None where none was.
+        shared: the share of the tokens of pairs that sharing prompts saves.
     """
 
     longest: int | None = None
@@ -66,6 +67,7 @@ class ExampleLengths:
     left_out: float = 0.0
     held_out: int | None = None
     rows: int | None = None
+    shared: float = 0.0
 
 
 @dataclass
@@ -173,7 +175,7 @@ class Planner:
         saves = count_due_steps(resolved.total_steps, save_steps)
         share = config.data.share or 0.0
         checkpoints = [term.bytes for term in disk_terms(resolved, self.model) if term.term == "checkpoints"]
-        per_example = length * config.objective.answers_per_example
+        per_example = length * config.objective.answers_per_example - shared_tokens(resolved, length)
         batch, held_out = decided(config.train.global_batch_size), share * (rows or 0)
         trained = min(resolved.total_steps * batch, math.ceil(rows - held_out) if rows else math.inf)
         return run_time(

@@ -58,6 +58,7 @@ class StepConfig:
         products: bytes of scratch memory of matrix products on a CPU, beside their operands.
         sharing: the rank that is planned, and how the processes share the run; None for one process.
         objective: the objective of pairs; None for the cross-entropy.
+        shared: tokens of a pair's prompt that the second of its rows shares with the first, and that exist once.
     """
 
     config: PretrainedConfig
@@ -88,16 +89,17 @@ class StepConfig:
     products: int = 0
     sharing: ShardingLayout | None = None
     objective: ObjectiveSection | None = None
+    shared: int = 0
 
     @property
     def tokens(self) -> int:
         """Number of tokens of a micro batch, padding included."""
-        return self.rows * self.length
+        return self.rows * self.length - self.rows // 2 * self.shared
 
     @property
     def targets(self) -> int:
         """Number of tokens of a micro batch that the loss counts; the first of an example has no prediction."""
-        return max(1, math.ceil(self.supervised * self.rows * (self.length - 1)))
+        return max(1, math.ceil(self.supervised * self.rows * (self.length - max(1, self.shared))))
 
     @property
     def layers(self) -> int:
@@ -193,6 +195,7 @@ def build_step_config(
         products=onednn_scratch_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),
         objective=config.objective if config.objective.paired else None,
+        shared=shape.shared,
     )
     require_sizes(setting)
     return setting

@@ -141,7 +141,9 @@ class StepTimeCache:
 
         if setting.adapter is not None:
             return OperatorTime(overlaps=rates.overlaps)
-        alone = replace(setting, rows=1, objective=None, padded=False)  # an update does not depend on the loss
+        alone = replace(
+            setting, rows=1, objective=None, padded=False, shared=0
+        )  # an update does not depend on the loss
         short = replace(alone, length=UPDATE_LENGTH, checkpointing=False, tiled_mlp=False)
         single, double = (self._micro(replace(short, micro_batches=count), rates) for count in (1, 2))
         return single.plus(single).plus(double, -1.0)
@@ -152,7 +154,7 @@ class StepTimeCache:
         work = training_flops(self.model, resolved.config)
         if work is None:
             return _sum(self._operations(setting)[0], "flops")
-        return work.of([setting.length] * setting.rows, setting.targets)
+        return work.of([setting.length] * setting.rows, setting.targets, [setting.shared] * (setting.rows // 2))
 
     def _operations(self, setting: StepConfig) -> tuple[Operations, Operations]:
         from surefit.plan.time import count_step_operations

@@ -433,12 +433,15 @@ def _training_lengths(run: CheckedRun) -> ExampleLengths:
         row_lengths = passport.get("lengths", {}).get("whole", {})
         if passport.get("sha256") == run.rows.sha256 and passport.get("unit") == "tokens" and "max" in row_lengths:
             source = "the lengths in passport.json"
-            short = _sample_lengths(run) if row_lengths["max"] > run.resolved.config.data.max_length else None
+            config = run.resolved.config
+            sampled = row_lengths["max"] > config.data.max_length or config.speed.shared_prompts is True
+            short = _sample_lengths(run) if sampled else None
             supervised = passport.get("supervised_share") or 1.0
             shortest = short.shortest if short else None
             return ExampleLengths(
-                row_lengths["max"], row_lengths["mean"], source, supervised, "all", shortest, rows=len(run.rows)
-            )
+                row_lengths["max"], row_lengths["mean"], source, supervised, "all", shortest, rows=len(run.rows),
+                shared=short.shared if short else 0.0,
+            )  # fmt: skip
     return _sample_lengths(run) or ExampleLengths()
 
 
@@ -484,10 +487,10 @@ def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
     if not known_lengths or len(known_lengths) < len(sources):
         return None
     sampled_rows, total = (sum(getattr(lengths, name) for lengths, _ in known_lengths) for name in ("rows", "total"))
-    mean, too_long = (
+    mean, too_long, shared = (
         sum(getattr(lengths, name) * weight for lengths, weight in known_lengths)
         / sum(weight for _, weight in known_lengths)
-        for name in ("mean", "too_long")
+        for name in ("mean", "too_long", "shared")
     )
     left_out = too_long if config.data.too_long == "drop" else 0.0
     source = f"a sample of {sampled_rows:,} of {total:,} rows, including the longest"
@@ -498,7 +501,7 @@ def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
     if without:
         coverage, source = "text", f"the text of {source}: the tokenizer is not on this machine"
     return ExampleLengths(
-        longest, mean, source, known=coverage, shortest=shortest, left_out=left_out, rows=sampled_rows
+        longest, mean, source, known=coverage, shortest=shortest, left_out=left_out, rows=sampled_rows, shared=shared
     )
 
 

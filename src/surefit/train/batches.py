@@ -13,6 +13,7 @@ from surefit.data.tokens.cache import MASKED
 from surefit.data.tokens.collate import Item, collate, collate_packed, describe_pairs
 from surefit.data.tokens.pack import distribute_bins, pack_for
 from surefit.data.tokens.shard_manifest import ShardedLengths
+from surefit.data.tokens.shared_prompts import collate_shared, count_shared_tokens
 from surefit.train.sampler import RowLengths, TokenizedRows, batch_rows, micro_batches
 from surefit.train.step import Batch
 
@@ -34,7 +35,8 @@ class MicroBatcher:
 
     Of an objective of pairs, an example is two consecutive rows, chosen and rejected: row numbers, batch sizes and
     `lengths` count pairs. Both answers are in one micro batch, padded as 2 rows of it, or packed as 2 documents, for
-    which a micro batch has room for twice as many tokens.
+    which a micro batch has room for twice as many tokens. With `speed.shared_prompts` a pair's prompt is in the row
+    once, and counts once.
 
     Args:
         rows: tokenized rows.
@@ -63,6 +65,12 @@ class MicroBatcher:
             assert not isinstance(lengths, ShardedLengths), "prepared data are single answers"
             self._answers = answers = lengths.reshape(self.examples, self.answers)
             self.lengths = answers.sum(axis=1) if packing else self.answers * answers.max(axis=1, initial=0)
+        self.shares = packing and self.answers > 1 and config.speed.shared_prompts is True
+        self._prompts: npt.NDArray[np.int64] | None = None
+        if self.shares:
+            pairs = [count_shared_tokens(rows[2 * pair], rows[2 * pair + 1]) for pair in range(self.examples)]
+            self._prompts = np.array(pairs, np.int64)
+            self.lengths = self.lengths - self._prompts
         self.reference: npt.NDArray[np.float32] | None = None
         self.train, self.ranks = config.train, ranks
         self.capacity = self.answers * size * config.data.max_length
@@ -96,6 +104,8 @@ class MicroBatcher:
         """Collate the tensors of a micro batch; an empty one becomes a single token that the loss does not count."""
         items = self.items(micro)
         filled = items or [(np.array([self.pad_id]), np.array([MASKED]))]
+        if self.shares and items:
+            return collate_shared(items) | describe_pairs(items, self._reference_of(micro))
         batch = collate_packed(filled) if self.packing else collate(filled, self.pad_id)
         return batch if self.answers == 1 else batch | describe_pairs(items, self._reference_of(micro))
 
@@ -108,6 +118,10 @@ class MicroBatcher:
         if self.answers == 1:
             return [int(self.lengths[row]) for micro in micros for row in micro]
         return [int(length) for micro in micros for row in micro for length in self._answers[row]]
+
+    def shared_prompts(self, micros: Sequence[Sequence[int]]) -> list[int]:
+        """Return the tokens of each prompt of some micro batches that both answers of a pair share."""
+        return [] if self._prompts is None else [int(self._prompts[row]) for micro in micros for row in micro]
 
     def _reference_of(self, micro: Sequence[int]) -> npt.NDArray[np.float32] | None:
         if not self.compares:

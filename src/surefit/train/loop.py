@@ -363,7 +363,15 @@ class Trainer:
         if self.world.is_first:
             use = self.expert_use.taken()
             end_requested = reporting.step(
-                self.counters, result, rate, seconds, documents, self.held_out.loss, use, self.held_out.step
+                self.counters,
+                result,
+                rate,
+                seconds,
+                documents,
+                self.held_out.loss,
+                use,
+                self.held_out.step,
+                self.batches.shared_prompts(micros),
             )
             self.told_to_end = end_requested and self.world.size == 1
         if self.counters.rejected_in_a_row >= MAX_REJECTED_IN_A_ROW:

@@ -30,9 +30,9 @@ class MfuMeter:
     work: TrainingFlops | None = None
     peak: float | None = None
 
-    def flops(self, documents: Sequence[int], supervised: int) -> int | None:
-        """Return the FLOPs of a step over documents of the given lengths in tokens, with `supervised` tokens in all."""
-        return self.work.of(documents, supervised) if self.work else None
+    def flops(self, documents: Sequence[int], supervised: int, shared: Sequence[int] = ()) -> int | None:
+        """Return the FLOPs of a step; arguments as `TrainingFlops.of`."""
+        return self.work.of(documents, supervised, shared) if self.work else None
 
     def mfu(self, flops: int | None, seconds: float) -> float | None:
         """Return the share of the devices' peak that `flops` in `seconds` are; None if either is unknown."""
@@ -127,6 +127,7 @@ class StepReporter:
         eval_loss: float | None,
         expert_use: Mapping[str, Any],
         eval_step: int | None = None,
+        shared: Sequence[int] = (),
     ) -> bool:
         """Report a step; return whether the callback asks to end the run.
 
@@ -138,10 +139,11 @@ class StepReporter:
             documents: number of tokens of each of its examples.
             eval_loss: the newest held-out loss, and `eval_step` the step after which it was measured.
             expert_use: router load statistics of a mixture of experts (train/expert_use.py); else empty.
+            shared: number of tokens of each prompt that two of its examples share.
         """
         step = counters.step
         epoch = round(step * self.epoch_share, 4)
-        flops = self.meter.flops(documents, result.supervised_tokens)
+        flops = self.meter.flops(documents, result.supervised_tokens, shared)
         memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
         record: dict[str, Any] = {
             "step": step,

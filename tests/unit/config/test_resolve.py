@@ -36,6 +36,8 @@ class Model:
     vocab_size: int = 128_256
     packing_obstacle: str | None = None
     padded_attention: str = "sdpa"
+    router_loss: bool = False
+    shares_prompts: bool = False
 
 
 @dataclass
@@ -70,6 +72,7 @@ def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
         "speed.attention",
         "speed.fused_lora",
         "speed.kernels",
+        "speed.shared_prompts",
         "speed.tiled_mlp",
         "checkpoint.save_steps",
         "evaluate.batch_size",

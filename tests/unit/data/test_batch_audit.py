@@ -12,6 +12,7 @@ import torch
 from surefit.data.audit.batches import Item, audit_batches, prompt_ends
 from surefit.data.tokens.cache import MASKED
 from surefit.data.tokens.collate import collate
+from surefit.data.tokens.shared_prompts import collate_shared
 from surefit.data.tokens.tokenize import encode
 from surefit.facts.batch import BatchFacts
 from surefit.task import Example
@@ -201,3 +202,32 @@ def test_packed_examples_are_found_and_must_be_kept_apart(tokenizer, rows) -> No
     assert look(packed(rows, **ones, **borders)) == {}
     assert look(packed(rows, **ones)) == {"run_together": 3}, "transformers ignores positions beside a 2-D mask"
     assert look(packed(rows, **counted)) == {"run_together": 2, "positions": 2}
+
+
+def shared_pairs(tokenizer: Any) -> list[Item]:
+    asked = {"what is the weather in Oslo": ("sunny", "rain, all day long"), "1 + 1": ("2", "two or three")}
+    return items(tokenizer, *(chat(question, answer) for question, answers in asked.items() for answer in answers))
+
+
+def test_pairs_that_share_their_prompts_pass(tokenizer) -> None:
+    pairs = shared_pairs(tokenizer)
+    batch = collate_shared(pairs)
+    assert batch["input_ids"].numel() < sum(len(ids) for ids, _ in pairs)
+    facts = audit_batches([(batch, pairs)], tokenizer, conversations=True)
+    assert seen(facts) == {}
+    assert (facts.examples, facts.observations["misplaced_mask"].of) == (4, 4)
+
+
+@pytest.mark.parametrize("damage", ["order", "positions", "labels"])
+def test_what_is_wrong_with_a_shared_prompt_is_seen(tokenizer, damage: str) -> None:
+    pairs = shared_pairs(tokenizer)
+    batch = collate_shared(pairs)
+    prompt = next(n for n, label in enumerate(pairs[0][1]) if label != MASKED)
+    second = len(pairs[0][0])
+    if damage == "order":  # the rejected answer reads the prompt from its second token on
+        batch["key_order"][second : second + prompt] += 1
+    elif damage == "positions":  # it counts on behind the chosen answer
+        batch["position_ids"] = torch.arange(batch["input_ids"].numel())[None]
+    else:
+        batch["labels"][0, second] = MASKED
+    assert seen(audit_batches([(batch, pairs)], tokenizer, conversations=True))

@@ -235,6 +235,7 @@ def test_json_that_ends_early_is_called_json(tmp_path) -> None:
 def test_resolved_yaml_says_where_it_came_from_and_runs_as_it_is(zero, tmp_path, monkeypatch) -> None:
     class Model:
         parameters, vocab_size, packing_obstacle, padded_attention = 10**6, 512, None, "sdpa"
+        router_loss = shares_prompts = False
 
     class Hardware:
         kind, name, memory_bytes, bf16 = "cpu", "cpu", None, False

@@ -94,7 +94,7 @@ def audit_batches(
     examples, tokens, supervised = 0, 0, 0
     shown: list[dict[str, Any]] = []
     for number, (tensors, items) in enumerate(batches, start=1):
-        arrays = {name: np.atleast_2d(np.asarray(tensor)) for name, tensor in tensors.items()}
+        arrays = _as_read({name: np.atleast_2d(np.asarray(tensor)) for name, tensor in tensors.items()})
         located = list(_locate_examples(arrays["input_ids"], items, number, count))
         for example in located:
             ids, labels = example.item[0], arrays["labels"][example.row, example.columns]
@@ -110,6 +110,14 @@ def audit_batches(
             shown += [_describe_example(tokenizer, example, arrays["labels"]) for example in located[:1]]
     longest = max((len(ids) for _, items in batches for ids, _ in items), default=0)
     return BatchFacts(len(batches), examples, tokens, supervised, longest, count.observations(), tuple(shown))
+
+
+def _as_read(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a batch as attention reads them: a prompt that two answers share, before each of them."""
+    if "key_order" not in arrays:
+        return arrays
+    order = arrays["key_order"][0]
+    return arrays | {name: arrays[name][:, order] for name in ("input_ids", "labels", "position_ids")}
 
 
 def _locate_examples(

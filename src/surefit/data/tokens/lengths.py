@@ -9,6 +9,7 @@ import heapq
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from surefit.core.errors import DataError, SureFitError
@@ -21,6 +22,7 @@ from surefit.data.rows.rendered_turns import Segments
 from surefit.data.rows.sample_checks import example_text, load_tokenizer_file, mean_token_examples
 from surefit.data.rows.unread_fields import find_read_columns
 from surefit.data.tokens.light_template import LightTemplate, light_template
+from surefit.data.tokens.prompt_share import worth_sharing
 from surefit.data.tokens.turns import Segment, answers_of, count_rendered_turns
 from surefit.facts.tokenizer import TokenizerFacts, begins_texts
 from surefit.task import Example
@@ -55,6 +57,8 @@ class SampledLengths:
         mean: mean tokens of the rows spread evenly.
         too_long: share of the rows spread evenly that is longer than `data.max_length`.
         rows, total: number of tokenized rows, and of all rows.
+        shared: of pairs, the share of the tokens spread evenly that the second of two prompts makes up, where sharing
+            prompts leaves it out.
     """
 
     longest: int
@@ -63,6 +67,7 @@ class SampledLengths:
     too_long: float
     rows: int
     total: int
+    shared: float = 0.0
 
 
 def sample_lengths(
@@ -95,7 +100,8 @@ def sample_lengths(
         shortest = None
     mean = sum(measured) / len(measured)
     too_long = sum(length > config.data.max_length for length in measured) / len(measured)
-    return SampledLengths(max(all_lengths), shortest, mean, too_long, len({*spread, *extremes}), rows.total)
+    shared = sum(count.prompt(example) for example in other_examples) / sum(measured)
+    return SampledLengths(max(all_lengths), shortest, mean, too_long, len({*spread, *extremes}), rows.total, shared)
 
 
 def bound_lengths(rows: Rows, recipe: TaskRecipe, config: SureFitConfig) -> SampledLengths | None:
@@ -176,6 +182,19 @@ class _Counter:
         if segments is None:
             return [count_text_tokens(self._library, example_text(example, self._facts))]
         return [self._tokens(part) for part in segments]
+
+    def prompt(self, example: Example) -> int:
+        """Return the tokens of a pair's prompt that sharing leaves out; 0 of another example."""
+        if example.rejected is None:
+            return 0
+        try:
+            answers = answers_of(example)
+            segments = self._segments(answers[0])
+            total = sum(self.lengths(answers[0])) + sum(self.lengths(answers[1]))
+        except DataError:  # reported where rows are checked
+            return 0
+        context = list(takewhile(lambda segment: not segment[1], segments[-1])) if segments else []
+        return worth_sharing(self._tokens(context), total) if context else 0
 
     def _segments(self, example: Example) -> Segments | None:
         """Return the token examples of a conversation; once `TURNS` are rendered, a long one is returned as one
