@@ -13,6 +13,7 @@ BETA = {
     "sigmoid_norm": (5.0, "Tülu 3's: the ratios are per token, so that 0.1 would leave the sigmoid flat"),
     "orpo": (0.1, "the paper's λ"),
     "simpo": (2.0, "the paper's, from 2 to 2.5: at TRL's 0.1 the margin has no effect"),
+    "kto": (0.1, "kto's, in the paper and in every trainer"),
 }
 """Value and reason of `objective.beta` by `loss_type` for dpo, else by name."""
 LEARNING_RATE = {
@@ -22,9 +23,12 @@ LEARNING_RATE = {
     ("orpo", "full"): (8e-6, "for orpo with all weights, as in the paper"),
     ("simpo", "lora"): (1e-5, "for simpo with LoRA: ten times the paper's rate for all weights"),
     ("simpo", "full"): (1e-6, "for simpo with all weights: the paper's are from 3e-7 to 1e-6"),
+    ("kto", "lora"): (1e-5, "for kto with LoRA: ten times its authors' rate for all weights"),
+    ("kto", "full"): (1e-6, "for kto with all weights: its authors recommend 5e-7 to 5e-6 at beta 0.1"),
 }
 """Value and reason of `train.learning_rate` by the objective's name and `train.method`."""
 PAIR_EPOCHS = 1.0, "one: a second pass over the same pairs mostly makes both answers less likely"
+LABEL_EPOCHS = 1.0, "one, as in kto's paper: a second pass over the same answers mostly makes them all less likely"
 
 
 def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, tuple[Any, str]]:
@@ -34,7 +38,7 @@ def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, 
         rate_is_open: whether nothing sets `train.learning_rate`.
     """
     objective, train = config.objective, config.train
-    if not objective.paired:
+    if objective.name == "sft":
         return {}
     decisions: dict[str, tuple[Any, str]] = {}
     if objective.beta == "auto":
@@ -42,7 +46,7 @@ def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, 
     if rate_is_open:
         decisions["train.learning_rate"] = LEARNING_RATE[objective.name, train.method]
     if train.num_train_epochs == "auto":
-        decisions["train.num_train_epochs"] = PAIR_EPOCHS
+        decisions["train.num_train_epochs"] = LABEL_EPOCHS if objective.labelled else PAIR_EPOCHS
     return decisions
 
 

@@ -23,7 +23,7 @@ Trait = Literal[
     OtherName,  # train.optim
     "all weights", "DoRA", "experts", "dropout", "fused LoRA", "fused kernels", "compiled layers", "NEFTune",
     "new tokens", "flash attention", "answers in training",
-    "pairs", "reference",  # objective
+    "pairs", "labelled answers", "reference",  # objective
     "truncated documents", "prepared data",
 ]  # fmt: skip
 """Properties of a run that the table refers to."""
@@ -48,6 +48,7 @@ WITHOUT: dict[Trait, str] = {
     "answers in training": "evaluate.in_training: false",
     "shared tokens": "parallel.cp: 1",
     "pairs": "objective.name: sft",
+    "labelled answers": "objective.name: sft",
     "truncated documents": "data.too_long: drop",
     "prepared data": "data.tokenized: null",
 }
@@ -152,6 +153,11 @@ CONFLICTS: tuple[Conflict, ...] = (
            "a document that is cut for the longer answer would be another prompt for the shorter one"),
     *_rows("CFG009", ["pairs"], ["prepared data"], "`surefit prepare` writes single answers, not pairs",
            "name the pairs as data.train"),
+    *_rows("CFG009", ["fsdp", *ZERO, "tp", "pp", "cp", "shared tokens"], ["labelled answers"], NOT_PROVED, WHOLE),
+    *_rows("CFG009", ["labelled answers"], ["truncated documents"],
+           "kto sets each answer behind another row's prompt too, which was cut for its own answer"),
+    *_rows("CFG009", ["labelled answers"], ["prepared data"], "`surefit prepare` writes answers without their labels",
+           "name the rows as data.train"),
     *_rows("PAR011", ["zero2"], ["answers in training"], "it is implemented for parallel.mode ddp and for "
            "one device", "`surefit evaluate` afterwards"),
 )  # fmt: skip
@@ -174,6 +180,7 @@ def traits(config: SureFitConfig) -> frozenset[Trait]:
         "flash attention": speed.attention.startswith("flash"),
         "answers in training": config.evaluate.in_training,
         "pairs": config.objective.paired,
+        "labelled answers": config.objective.labelled,
         "reference": config.objective.has_reference,
         "truncated documents": config.data.cuts,
         "prepared data": config.data.tokenized is not None,
