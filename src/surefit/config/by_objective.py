@@ -28,7 +28,7 @@ LEARNING_RATE = {
 }
 """Value and reason of `train.learning_rate` by the objective's name and `train.method`."""
 PAIR_EPOCHS = 1.0, "one: a second pass over the same pairs mostly makes both answers less likely"
-LABEL_EPOCHS = 1.0, "one, as in kto's paper: a second pass over the same answers mostly makes them all less likely"
+LABEL_EPOCHS = 1.0, "one: a second pass over the same answers mostly makes the bad ones less likely still"
 
 
 def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, tuple[Any, str]]:

@@ -303,7 +303,8 @@ class ObjectiveSection(Section):
     """dpo: sigmoid (Rafailov et al. 2023), ipo (Azar et al. 2023), or sigmoid_norm, which divides log-probabilities by
     the answer's length."""
     beta: Auto | Annotated[float, Field(gt=0, le=100)] = "auto"
-    """Strength of the preference term. auto: 0.1 for dpo (sigmoid, ipo), orpo and kto, 5 for sigmoid_norm, 2 for simpo."""
+    """Strength of the preference term. auto: 0.1 for dpo (sigmoid, ipo), orpo and kto, 5 for sigmoid_norm, 2 for
+    simpo."""
     gamma_beta_ratio: Annotated[float, Field(ge=0, le=100)] = 0.5
     """simpo: target margin, divided by beta, in nats per token."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0

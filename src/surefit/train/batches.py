@@ -47,8 +47,8 @@ class MicroBatcher:
     `lengths` count pairs. Both answers are in one micro batch, padded as 2 rows of it, or packed as 2 documents, for
     which a micro batch has room for twice as many tokens.
 
-    Of an objective on labelled answers, a micro batch has with it the mismatched rows of its rows (train/mismatched.py),
-    in batches of their own, none larger than a micro batch may be.
+    Of an objective on labelled answers, a micro batch has with it the mismatched rows of its rows
+    (train/mismatched.py), in batches of their own, none larger than a micro batch may be.
 
     Args:
         rows: tokenized rows.
@@ -60,8 +60,8 @@ class MicroBatcher:
     Attributes:
         examples: number of examples: rows, or pairs of them.
         lengths: tokens of each example; of a pair that is padded, of two rows as long as its longer one.
-        reference: the reference's log-probabilities, (examples, 2): of a pair's two answers, or of a labelled answer and
-            of its mismatched one; None before they are known, for which 0 stands in.
+        reference: the reference's log-probabilities, (examples, 2): of a pair's two answers, or of a labelled answer
+            and of its mismatched one; None before they are known, for which 0 stands in.
         partners: of labelled answers, the row whose answer each mismatched row has; else None.
     """
 

@@ -1,8 +1,8 @@
 """The first batch of preferences as a certificate: before any update the loss has a value that is known beforehand.
 
-Where the reference is the start of the run (dpo, kto), every reward is 0 and the loss is the objective's closed form there.
-A reference of another model, dropout, another template or a damaged file would all show as another loss. Without a
-reference (orpo, simpo) the loss is computed again in float64, from the logits of the same batch.
+Where the reference is the start of the run (dpo, kto), every reward is 0 and the loss is the objective's closed form
+there. A reference of another model, dropout, another template or a damaged file would all show as another loss. Without
+a reference (orpo, simpo) the loss is computed again in float64, from the logits of the same batch.
 """
 
 from __future__ import annotations
@@ -180,9 +180,7 @@ def check_first_labelled_batch(
     tolerance, limit = LOSS_TOLERANCE[config.model.dtype] * max(1.0, expected), OFFSET_TOLERANCE[config.model.dtype]
     passed = abs(loss - expected) <= tolerance and offset <= limit  # False for NaN
     basis, baseline = "half the mean weight", objective.baseline
-    return FirstBatch(
-        section.name, totals.divisor, loss, expected, basis, tolerance, offset, limit, passed, baseline
-    )
+    return FirstBatch(section.name, totals.divisor, loss, expected, basis, tolerance, offset, limit, passed, baseline)
 
 
 def failed_first_batch(result: FirstBatch, model: torch.nn.Module, run: RunDir) -> GateError:

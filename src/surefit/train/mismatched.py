@@ -37,7 +37,7 @@ def choose_partners(rows: TokenizedRows, seed: int) -> npt.NDArray[np.int64]:
     if len(rows) == 1:
         raise DataError(
             "there is one row only: kto needs a second one, whose answer it sets behind the first one's prompt",
-            code="E?",
+            code="E5500",
             field="data",
             help="add rows, or hold out a larger share (data.eval)",
         )

@@ -1,8 +1,9 @@
 """The stored reference: the log-probabilities of a run's examples under the model as it is before the first step.
 
-One forward pass over the pairs, or the labelled answers and their mismatched ones (train/mismatched.py), that the run will see, with the very model that is about to be trained: new factors are
-still zero, an adapter that is continued is in place. So the reference is the start of the run by construction, for
-LoRA, a continued adapter, full fine-tuning and quantized weights alike, and no second model is held.
+One forward pass over the pairs that the run will see, or over the labelled answers and their mismatched ones
+(train/mismatched.py), with the very model that is about to be trained: new factors are still zero, an adapter that is
+continued is in place. So the reference is the start of the run by construction, for LoRA, a continued adapter, full
+fine-tuning and quantized weights alike, and no second model is held.
 
 RUN/reference.safetensors    train  (examples, 2) float32  chosen and rejected, or the answer and the mismatched one, in
                                                        nats; NaN for examples that no step sees

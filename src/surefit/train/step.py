@@ -117,9 +117,9 @@ def train_step(
 ) -> StepResult:
     """Run forward, loss and backward over every micro batch; clip; apply or reject the update; clear the gradients.
 
-    Each micro batch's summed loss is divided by the supervised tokens (or pairs, or rows) of *all* of them, so the gradient
-    is the gradient of the mean over the global batch whatever the micro batches are: 1 × 8 equals 8 × 1, also with
-    uneven lengths, padded or packed. If the loss or the gradient norm is not finite the optimizer is not called:
+    Each micro batch's summed loss is divided by the supervised tokens (or pairs, or rows) of *all* of them, so the
+    gradient is the gradient of the mean over the global batch whatever the micro batches are: 1 × 8 equals 8 × 1, also
+    with uneven lengths, padded or packed. If the loss or the gradient norm is not finite the optimizer is not called:
     weights and optimizer state stay as they are.
 
     Args:

@@ -10,8 +10,8 @@ batch, which no gradient flows through:
     z = max(0, mean over the batch of log π(y_j|x_i) − log π_ref(y_j|x_i)),   y_j the answer of another row
 
 Worked example, β = 0.1, both weights 1, z = 1: a desirable answer that has become 3 nats more likely has the loss
-1 − sigmoid(0.2) = 0.4502, an undesirable one that has become 3 nats more likely 1 − sigmoid(−0.2) = 0.5498. At the start
-r = 0 and z = 0, so each loss is half its weight.
+1 − sigmoid(0.2) = 0.4502, an undesirable one that has become 3 nats more likely 1 − sigmoid(−0.2) = 0.5498. At the
+start r = 0 and z = 0, so each loss is half its weight.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The objective on labelled answers as `train_step` uses it: from the tokens' losses of a micro batch to its part of the
-loss, with a baseline that is known before the first backward pass.
+"""The objective on labelled answers as `train_step` uses it: from the tokens' losses of a micro batch to its part of
+the loss, with a baseline that is known before the first backward pass.
 
 All numbers are normalized over the global batch: the loss is a mean over its rows, and the baseline a mean over the
 mismatched answers of all of them. So one micro batch of eight rows equals eight micro batches of one.
@@ -130,9 +130,7 @@ class LabelObjective:
             desirable = (answers.signs > 0).to(terms.dtype)
             rewards = decided(self.section.beta) * answers.ratios
             kinds = [
-                (values * kind).sum()
-                for values in (rewards, answers.log_probs)
-                for kind in (desirable, 1 - desirable)
+                (values * kind).sum() for values in (rewards, answers.log_probs) for kind in (desirable, 1 - desirable)
             ]
             return torch.stack([terms.sum(), *kinds]).detach()
 
