@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from surefit.config.schema import ObjectiveSection, SureFitConfig
+from surefit.core.errors import ConfigError
 
 BETA = {
     "sigmoid": (0.1, "dpo's, in the paper and in every trainer"),
@@ -48,6 +49,23 @@ def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, 
     if train.num_train_epochs == "auto":
         decisions["train.num_train_epochs"] = LABEL_EPOCHS if objective.labelled else PAIR_EPOCHS
     return decisions
+
+
+def require_several_rows(config: SureFitConfig) -> None:
+    """Raise for kto with a batch of one: its baseline would be a single number, and not a mean.
+
+    Raises:
+        ConfigError: as said.
+    """
+    batch = config.train.global_batch_size
+    if config.objective.labelled and batch != "auto" and batch < 2:
+        raise ConfigError(
+            "kto compares each answer with what the model prefers on average over the batch, and a batch of one has no "
+            "average",
+            code="E2500",
+            field="train.global_batch_size",
+            help="write 16 or more; per_device_train_batch_size may be 1, since the average is over the whole batch",
+        )
 
 
 def find_unread_keys(objective: ObjectiveSection) -> Iterator[tuple[str, str, str]]:

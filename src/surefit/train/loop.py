@@ -18,6 +18,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from surefit.checkpoint.snapshot import build_checkpoint_state
+from surefit.config.by_objective import require_several_rows
 from surefit.config.capabilities import require_compatible_settings
 from surefit.config.resolve import iter_config_values, optimizer_steps
 from surefit.config.schema import SureFitConfig, decided
@@ -85,6 +86,7 @@ class Trainer:
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
         require_compatible_settings(config)
+        require_several_rows(config)
         require_whole_routing(model, config.parallel)
         rows, tokenizer, facts, hardware = data.rows, data.tokenizer, environment.model, environment.hardware
         self.engine = engine = environment.engine or SINGLE
