@@ -22,10 +22,14 @@ from surefit.parallel.engine import build_engine
 from surefit.parallel.process_group import World, broadcast_from_rank0, process_group
 
 RPO = {"name": "dpo", "beta": 0.1, "sft_weight": 0.5}
+KTO = {"name": "kto", "beta": 0.1, "undesirable_weight": 1.5}
 CASES: dict[str, dict[str, Any]] = {
     "dpo": {"objective": RPO, "per_device_train_batch_size": 2},
     "dpo packed": {"objective": RPO, "packing": True},
     "one micro batch for two": {"objective": RPO, "per_device_train_batch_size": 8},
+    "kto": {"objective": KTO, "per_device_train_batch_size": 2},
+    "kto packed": {"objective": KTO, "packing": True},
+    "kto, one micro batch for two": {"objective": KTO, "per_device_train_batch_size": 8},
     "orpo, all weights": {"objective": {"name": "orpo", "beta": 0.1}, "kind": "full", "learning_rate": 1e-3},
 }
 """Name → arguments of `tiny_run.config`."""

@@ -67,7 +67,7 @@ def summed_log_prob(model: torch.nn.Module, row: tiny_run.Row) -> torch.Tensor:
 def by_the_paper(
     section: dict[str, Any], rows: tiny_run.Labelled, model: torch.nn.Module
 ) -> tuple[torch.Tensor, float]:
-    """Equations 7 and 8 of the paper in float64, an answer at a time; also the baseline."""
+    """Equation 7 of the paper in float64, an answer at a time; also the baseline."""
     partners, values, losses = choose_partners(rows, 0), reference_values().astype(np.float64), []
     with torch.no_grad():
         mismatched = [summed_log_prob(model, mismatch(row, rows[p], 64)) for row, p in zip(rows, partners, strict=True)]

@@ -24,8 +24,8 @@ LEARNING_RATE = {
     ("orpo", "full"): (8e-6, "for orpo with all weights, as in the paper"),
     ("simpo", "lora"): (1e-5, "for simpo with LoRA: ten times the paper's rate for all weights"),
     ("simpo", "full"): (1e-6, "for simpo with all weights: the paper's are from 3e-7 to 1e-6"),
-    ("kto", "lora"): (1e-5, "for kto with LoRA: ten times its authors' rate for all weights"),
-    ("kto", "full"): (1e-6, "for kto with all weights: its authors recommend 5e-7 to 5e-6 at beta 0.1"),
+    ("kto", "lora"): (1e-5, "for kto with LoRA: ten times the rate for all weights"),
+    ("kto", "full"): (1e-6, "for kto with all weights: TRL recommends 5e-7 to 5e-6 at beta 0.1"),
 }
 """Value and reason of `train.learning_rate` by the objective's name and `train.method`."""
 PAIR_EPOCHS = 1.0, "one: a second pass over the same pairs mostly makes both answers less likely"

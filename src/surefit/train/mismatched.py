@@ -2,7 +2,7 @@
 
 A row's partner is fixed for the whole run: it depends on the rows and the seed, not on the batch that the row is in. So
 the baseline of a global batch does not depend on micro batches, processes or the order of rows, and the reference's
-log-probability of a mismatched row can be stored (docs/adr/0023-kto-partners.md).
+log-probability of a mismatched row can be stored (docs/adr/0019-partners-of-kto.md).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def one_kind_of_label(audit: AuditFacts) -> Iterator[Finding]:
     Add answers of the other kind; to learn from good answers alone, write `objective: sft`.
 
     ## Evidence
-    Ethayarajh et al. 2024 (arXiv 2402.01306), equation 8: the loss has a term for each kind.
+    Ethayarajh et al. 2024 (arXiv 2402.01306), equation 7: the loss has a term for each kind.
     """
     observation = audit.observations.get("label_undesirable")
     if observation and observation.of > 1 and observation.rows in (0, observation.of):
@@ -62,7 +62,7 @@ def contradictory_labels(audit: AuditFacts) -> Iterator[Finding]:
     Keep the majority's label, or neither row.
 
     ## Evidence
-    Ethayarajh et al. 2024 (arXiv 2402.01306), equation 8: at equal weights the two terms of one answer have gradients
+    Ethayarajh et al. 2024 (arXiv 2402.01306), equation 7: at equal weights the two terms of one answer have gradients
     of opposite sign and equal size.
     """
     observation = audit.seen("label_contradiction")

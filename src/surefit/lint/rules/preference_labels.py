@@ -1,4 +1,4 @@
-"""PRF010 to PRF012: KTO, which learns from labelled answers: the weights of the kinds, and the batch of its baseline."""
+"""PRF010 to PRF012: KTO, which learns from labelled answers: the weights of both kinds, and the baseline's batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
 
 BALANCED = 1.0, 4 / 3
-"""Range of λ_D n_D / (λ_U n_U) that the paper recommends (section 4.2, equation 9)."""
+"""Range of λ_D n_D / (λ_U n_U) that the paper recommends (equation 8)."""
 FEW_ROWS = 4
 """Rows from which a KL baseline says something: the least that TRL's documentation recommends per step."""
 OF_A_MICRO_BATCH = ("trl", "python", "axolotl", "llamafactory", "swift")
@@ -39,7 +39,7 @@ def label_imbalance(context: LintContext, setup: Setup, audit: AuditFacts) -> It
     Raise the weight of the smaller kind as the finding says: with 900 and 100, `undesirable_weight: 9`.
 
     ## Evidence
-    Ethayarajh et al. 2024 (arXiv 2402.01306), section 4.2: λ_D n_D / (λ_U n_U) in [1, 4/3]; TRL 1.16 warns with the
+    Ethayarajh et al. 2024 (arXiv 2402.01306), equation 8: λ_D n_D / (λ_U n_U) in [1, 4/3]; TRL 1.16 warns with the
     same numbers (trainer/kto_trainer.py).
     """
     observation = audit.observations.get("label_undesirable")

@@ -1,6 +1,6 @@
 """Kahneman-Tversky optimization: single answers with a label, each pushed away from what the model prefers on average.
 
-Ethayarajh et al. 2024, "KTO: Model Alignment as Prospect Theoretic Optimization" (arXiv:2402.01306), equations 7 and 8.
+Ethayarajh et al. 2024, "KTO: Model Alignment as Prospect Theoretic Optimization" (arXiv:2402.01306), equation 7.
 With r = log π(y|x) − log π_ref(y|x), summed over the answer's tokens, in nats, and the baseline z of the whole global
 batch, which no gradient flows through:
 
