@@ -183,6 +183,8 @@ FAULTS = [
     ("axolotl", "rl: dpo\ndpo_padding_free: true\n", "ARG003", "dpo_padding_free"),
     ("axolotl", "rl: kto\nremove_unused_columns: false\nprecompute_ref_log_probs: true\n", "ARG003",
      "precompute_ref_log_probs"),
+    ("axolotl", "rl: kto\nremove_unused_columns: false\n", "PRF012", "micro_batch_size"),
+    ("swift", "rlhf_type: kto\nper_device_train_batch_size: 1\n", "PRF011", "per_device_train_batch_size"),
     ("axolotl", "rl: dpo\ndpo_label_smoothing: 0.1\n", "ARG003", "dpo_label_smoothing"),
     ("axolotl", "rl: dpo\ndpo_use_liger_kernel: true\nprecompute_ref_log_probs: true\n", "CFG004",
      "precompute_ref_log_probs"),
@@ -221,7 +223,6 @@ def code_of(problem: Any) -> str:
         ("trl", "beta: 0.1\nloss_type: robust\nlabel_smoothing: 0.1\nnum_train_epochs: 1\nlearning_rate: 1e-5\n"),
         ("trl", "desirable_weight: 1.0\nper_device_train_batch_size: 4\nnum_train_epochs: 1\nlearning_rate: 5e-6\n"),
         ("axolotl", "rl: dpo\nlora_model_dir: saves/sft\n"),
-        ("axolotl", "rl: kto\nremove_unused_columns: false\n"),
         (
             "llamafactory",
             "stage: dpo\nadapter_name_or_path: saves/sft\ncreate_new_adapter: true\nnum_train_epochs: 1\n",

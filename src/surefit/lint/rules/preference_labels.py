@@ -17,7 +17,7 @@ OF_A_MICRO_BATCH = ("trl", "python", "axolotl", "llamafactory", "swift")
 """Tools whose KTO takes the baseline from a micro batch, of all devices together."""
 WITHOUT_ONE = ("python", "axolotl", "swift")
 """Tools whose mismatched answers are those of the same micro batch, so that one row has none. TRL raises an error, and
-its files are checked for it by a rule of their own (ARG003)."""
+its files are checked for it by a rule of their own (CFG004)."""
 
 
 @rule("PRF010", "label-imbalance", severity="warning")
@@ -138,6 +138,7 @@ def few_rows_for_the_baseline(setup: Setup) -> Iterator[Finding]:
     if rows is not None and 1 < rows < FEW_ROWS:
         yield Finding(
             field=field,
-            message=f"KTO's baseline is estimated from {rows} rows",
+            message=f"KTO's baseline is estimated from {rows} rows"
+            + ("" if setup.tool == "surefit" or setup.world_size else " per device"),
             help="write 16 or more" if setup.tool == "surefit" else "write 4 or more rows per device",
         )
