@@ -335,17 +335,14 @@ def _recognize_labels(rows: Rows) -> FoundRows | None:
     """
     from surefit import recipes
     from surefit.data.rows.columns import recipe_for
-    from surefit.data.rows.labelled import label_column, preference_from_label
+    from surefit.data.rows.labelled import find_verdicts, label_column
     from surefit.data.rows.layouts import LABELLED, LAYOUTS, to_examples
     from surefit.data.rows.other_layouts import propose_columns
     from surefit.data.rows.unread_fields import UNREAD_PROMPTS, find_unread_columns
 
-    label = label_column(rows.columns)
-    if label is None:
-        return None
     sample = rows.sample(TRIED_ROWS)
-    verdicts = [preference_from_label(label, row.get(label)) for row in sample]
-    if verdicts.count(None) > len(verdicts) / 2 or False not in verdicts:  # good answers alone are rows for sft
+    label, verdicts = label_column(rows.columns), find_verdicts(rows.columns, sample)
+    if verdicts is None:
         return None
     known = any(set(LAYOUTS[name].columns) <= set(rows.columns) for name in LABELLED)
     columns = {} if known else propose_columns([name for name in rows.columns if name != label])

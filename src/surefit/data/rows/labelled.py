@@ -5,7 +5,7 @@ Everything here raises `DataError` with the field that is wrong; the caller adds
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from surefit.core.errors import DataError
@@ -47,6 +47,14 @@ def preference_from_label(name: str, value: Any) -> bool | None:
 def label_column(columns: Sequence[str]) -> str | None:
     """Return the column with the label, or None."""
     return next((name for name in LABEL_COLUMNS if name in columns), None)
+
+
+def find_verdicts(columns: Sequence[str], sample: Iterable[Row]) -> list[bool | None] | None:
+    """Return the labels of some rows where they say which answers are good: most are verdicts, and not all of them
+    good ones, which are rows for sft. None for other rows, such as those whose label is a class."""
+    column = label_column(columns)
+    verdicts = [] if column is None else [preference_from_label(column, row.get(column)) for row in sample]
+    return verdicts if False in verdicts and verdicts.count(None) <= len(verdicts) / 2 else None
 
 
 def read_label(row: Row, column: str) -> bool:
