@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from surefit.data.audit.pairs import answer_hash, answer_text, prompt_hash
+from surefit.data.audit.pairs import answer_hash, turn_content, prompt_hash
 from surefit.data.audit.sample import DetectorTally
 from surefit.metrics.auc import area_under_curve, auc_interval
 from surefit.task import Example, Message
@@ -37,7 +37,7 @@ def label_facts(example: Example) -> list[LabelFacts]:
     if example.desirable is None:
         return []
     turn: Message = example.messages[-1]
-    return [LabelFacts(prompt_hash(example), answer_hash(turn), len(answer_text(turn)), example.desirable)]
+    return [LabelFacts(prompt_hash(example), answer_hash(turn), len(turn_content(turn)), example.desirable)]
 
 
 def observe_all_labels(rows: Sequence[tuple[int, LabelFacts]], where: Callable[[int], str]) -> dict[str, Observation]:

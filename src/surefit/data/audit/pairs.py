@@ -75,8 +75,8 @@ def pair_facts(example: Example) -> PairFacts:
         prompt_hash(example),
         answer_hash(chosen),
         answer_hash(rejected),
-        len(answer_text(chosen)),
-        len(answer_text(rejected)),
+        len(turn_content(chosen)),
+        len(turn_content(rejected)),
     )
 
 
@@ -85,10 +85,10 @@ def find_alike_answers(example: Example) -> list[tuple[str, str]]:
     assert example.rejected is not None
     chosen, rejected = example.messages[-1], example.rejected[-1]
     if _answer(chosen) == _answer(rejected):
-        return [(IDENTICAL, f"both answers are {answer_text(chosen)[:60]!r}")]
+        return [(IDENTICAL, f"both answers are {turn_content(chosen)[:60]!r}")]
     if chosen.get("tool_calls") != rejected.get("tool_calls"):
         return []
-    similarity = word_similarity(answer_text(chosen), answer_text(rejected))
+    similarity = word_similarity(turn_content(chosen), turn_content(rejected))
     return [(NEAR, f"the answers have {similarity:.0%} of their words in common")] if similarity >= ALIKE else []
 
 
@@ -235,14 +235,14 @@ def answer_hash(turn: Message) -> bytes:
     return _hash(_answer(turn))
 
 
-def answer_text(turn: Message) -> str:
+def turn_content(turn: Message) -> str:
     """Return an answer's text without white space at its ends."""
     return str(turn.get("content") or "").strip()
 
 
 def _answer(turn: Message) -> list[Any]:
     others = {key: value for key, value in turn.items() if key not in ("role", "content", "weight")}
-    return [answer_text(turn), others]
+    return [turn_content(turn), others]
 
 
 def _hash(value: Any) -> bytes:
