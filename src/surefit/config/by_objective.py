@@ -58,7 +58,7 @@ def require_several_rows(config: SureFitConfig) -> None:
         ConfigError: as said.
     """
     batch = config.train.global_batch_size
-    if config.objective.labelled and batch != "auto" and batch < 2:
+    if config.objective.labelled and isinstance(batch, int) and batch < 2:
         raise ConfigError(
             "kto compares each answer with what the model prefers on average over the batch, and a batch of one has no "
             "average",

@@ -131,8 +131,10 @@ def _held_out_pairs(found: Artefacts) -> HeldOutPairs | HeldOutLabels | None:
     if found.value("objective.name") in (None, "sft"):
         return None
     lines = [line.model_dump() for line in found.metrics if line.eval_loss is not None]
-    summarize = summarize_held_out_labels if found.value("objective.name") == "kto" else summarize_held_out_pairs
-    return summarize(lines, [event.model_dump() for event in found.events])
+    events = [event.model_dump() for event in found.events]
+    if found.value("objective.name") == "kto":
+        return summarize_held_out_labels(lines, events)
+    return summarize_held_out_pairs(lines, events)
 
 
 def _judge_scores(main: Effect, changes: Sequence[Effect]) -> tuple[Tone, str, list[str]]:

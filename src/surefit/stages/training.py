@@ -390,8 +390,11 @@ def _train_once(
             return summary
         result = job.fit(resume)
     events = read_jsonl(run.run.events) if config.objective.name != "sft" else []
-    summarize = summarize_held_out_labels if config.objective.labelled else summarize_held_out_pairs
-    pairs = summarize(job.held_out.lines, events)
+    pairs: HeldOutPairs | HeldOutLabels | None = (
+        summarize_held_out_labels(job.held_out.lines, events)
+        if config.objective.labelled
+        else summarize_held_out_pairs(job.held_out.lines, events)
+    )
     return summary | {
         "output": str(result.output),
         "steps": result.counters.step,

@@ -198,9 +198,9 @@ def sum_labelled(log_probs: torch.Tensor, batch: Batch) -> LabelledSums:
     """Return the sums of a micro batch's answers, from the log-probability of each supervised token, (n,)."""
     signs = torch.tensor([1.0 if label else -1.0 for label in batch["desirable"]], dtype=log_probs.dtype)
     reference = batch["reference_log_probs"][:, 0]
-    place = {"device": log_probs.device, "dtype": log_probs.dtype, "non_blocking": True}
     sums = sum_documents(log_probs, batch["answer_targets"])
-    return LabelledSums(sums, reference.to(**place), signs.to(**place))
+    reference = reference.to(sums.device, sums.dtype, non_blocking=True)
+    return LabelledSums(sums, reference, signs.to(sums.device, non_blocking=True))
 
 
 def sum_documents(log_probs: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
@@ -235,5 +235,6 @@ def _collect_rows(
     """Append (log-probability, the reference's, sign) of a held-out micro batch's rows."""
     losses, _ = token_losses(model, batch, chunked)
     answers = sum_labelled(-losses, batch)
-    rows += map(tuple, torch.stack([answers.log_probs, answers.reference, answers.signs], dim=1).tolist())  # type: ignore[arg-type]
+    columns = (answers.log_probs.tolist(), answers.reference.tolist(), answers.signs.tolist())
+    rows += zip(*columns, strict=True)
     return losses.sum()
