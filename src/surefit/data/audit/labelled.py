@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from surefit.data.audit.pairs import answer_hash, turn_content, prompt_hash
+from surefit.data.audit.pairs import answer_hash, prompt_hash, turn_content
 from surefit.data.audit.sample import DetectorTally
 from surefit.metrics.auc import area_under_curve, auc_interval
 from surefit.task import Example, Message
