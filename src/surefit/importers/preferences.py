@@ -160,9 +160,9 @@ def _carry(draft: ConfigDraft, objective: ToolObjective) -> None:
     if objective.name == "dpo" and objective.loss == "sigmoid" and smoothing:
         _put(draft, "objective.label_smoothing", smoothing, objective.smoothing.keys[0])
     for dotted, number in (("desirable_weight", objective.desirable), ("undesirable_weight", objective.undesirable)):
-        key = number.key_in(draft.flat)
-        if objective.name == "kto" and key is not None and (value := number.value_in(draft.flat)) is not None:
-            _put(draft, f"objective.{dotted}", value, key)
+        named, value = number.key_in(draft.flat), number.value_in(draft.flat)
+        if objective.name == "kto" and named is not None and value is not None:
+            _put(draft, f"objective.{dotted}", value, named)
     weight = objective.sft_weight.value_in(draft.flat)
     if objective.name in ("dpo", "simpo") and weight:
         keys = (*objective.sft_weight.keys, objective.loss_key or objective.key)

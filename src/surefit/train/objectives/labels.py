@@ -226,7 +226,8 @@ def _mismatched_log_ratio(model: torch.nn.Module, part: Batch, chunked: bool) ->
     """Return the summed log-ratio of some mismatched answers, 0-d."""
     losses, _ = token_losses(model, part, chunked)
     sums = sum_documents(-losses, part["answer_targets"])
-    return (sums - part["reference_log_probs"].to(sums.device, sums.dtype, non_blocking=True)).sum()
+    reference: torch.Tensor = part["reference_log_probs"]
+    return (sums - reference.to(sums.device, sums.dtype, non_blocking=True)).sum()
 
 
 def _collect_rows(
