@@ -2,7 +2,8 @@
 
 python benchmarks/preference.py        needs trl (tested with 1.16); prints a table, exits 1 where something differs
 
-TRL's own code computes its side: `DPOTrainer._compute_loss` with the reference's log-probabilities given, and of the
+TRL's own code computes its side: `DPOTrainer._compute_loss` and `KTOTrainer._compute_loss` with the reference's
+log-probabilities given (KTO's in one micro batch, with which alone TRL's baseline is the global batch's), and of the
 experimental trainers `ORPOTrainer.concatenated_forward` and `odds_ratio_loss`, and `CPOTrainer.get_batch_loss_metrics`
 with `loss_type="simpo"` and `cpo_alpha=0`. Its ORPO adds the cross-entropy of prompt and answer; for the comparison the
 answer's takes its place. TRL pads; SureFit's side is computed padded and packed.
@@ -26,9 +27,10 @@ import tiny_run
 import torch
 
 from surefit.config.schema import ObjectiveSection
-from surefit.data.tokens.collate import collate, collate_packed, describe_pairs
+from surefit.data.tokens.collate import collate, collate_packed, count_targets, describe_labelled, describe_pairs
 from surefit.model import attention
-from surefit.train.objectives.pairs import PairObjective
+from surefit.train.mismatched import choose_partners, mismatch
+from surefit.train.objectives.build import build_objective
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import train_step
 
@@ -46,10 +48,25 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "simpo", "beta": 2.0, "gamma_beta_ratio": 0.5},
         {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
     ),
+    "kto": ({"name": "kto", "beta": 0.1}, {"beta": 0.1}),
+    "kto weighted": (
+        {"name": "kto", "beta": 0.3, "desirable_weight": 1.33, "undesirable_weight": 0.8},
+        {"beta": 0.3, "desirable_weight": 1.33, "undesirable_weight": 0.8},
+    ),
 }  # fmt: skip
 """Name → our section, and TRL's settings."""
 PAIRS, LIMIT = 8, 1e-6
 Result = tuple[float, dict[str, torch.Tensor]]
+
+
+def rows_of(name: str) -> list[Any]:
+    """Return the rows of a case: pairs, or labelled answers."""
+    return tiny_run.labelled(PAIRS) if name.startswith("kto") else tiny_run.pairs(PAIRS)
+
+
+def mismatched_rows(rows: list[Any]) -> list[Any]:
+    """Return the mismatched rows of labelled answers, as training makes them."""
+    return [mismatch(row, rows[partner], 64) for row, partner in zip(rows, choose_partners(rows, 0), strict=True)]
 
 
 def reference_values() -> np.ndarray:
@@ -62,9 +79,15 @@ def our_numbers(section: Mapping[str, Any], rows: list[Any], values: np.ndarray,
     model = tiny_run.llama(**({"attn_implementation": attention.NAME} if packed else {})).train()
     optimizer = MasterAdamW(model)
     kept: dict[str, torch.Tensor] = {}
-    batch = (collate_packed(rows) if packed else collate(rows, 0)) | describe_pairs(rows, values)
+    put = collate_packed if packed else lambda items: collate(items, 0)
+    if section["name"] == "kto":
+        others = mismatched_rows(rows)
+        counts = {"answer_targets": count_targets(others), "reference_log_probs": torch.as_tensor(values[:, 1])}
+        batch = put(rows) | describe_labelled(rows, rows.desirable, values, [put(others) | counts])
+    else:
+        batch = put(rows) | describe_pairs(rows, values)
     with patch.object(optimizer, "step", lambda factor: kept.update(_gradients(model))):
-        objective = PairObjective(ObjectiveSection.model_validate(section))
+        objective = build_objective(ObjectiveSection.model_validate(section))
         result = train_step(model, [batch], optimizer, 1e9, objective=objective)
     return result.loss, kept
 
@@ -74,7 +97,7 @@ def trl_numbers(name: str, settings: Mapping[str, Any], rows: list[Any], values:
     model = tiny_run.llama().train()
     with tempfile.TemporaryDirectory() as folder:
         kind = name.partition(" ")[0]
-        losses: dict[str, Callable[..., torch.Tensor]] = {"dpo": _dpo, "orpo": _orpo, "simpo": _simpo}
+        losses: dict[str, Callable[..., torch.Tensor]] = {"dpo": _dpo, "orpo": _orpo, "simpo": _simpo, "kto": _kto}
         loss = losses[kind](model, settings, rows, values, folder)
     loss.backward()
     return loss.item(), _gradients(model)
@@ -119,6 +142,31 @@ def _dpo(model: Any, settings: Mapping[str, Any], rows: list[Any], values: np.nd
     return loss
 
 
+def _kto(model: Any, settings: Mapping[str, Any], rows: Any, values: np.ndarray, folder: str) -> torch.Tensor:
+    from datasets import Dataset
+    from trl import KTOConfig, KTOTrainer
+
+    args = KTOConfig(
+        output_dir=folder, report_to=[], use_cpu=True, bf16=False, gradient_checkpointing=False,
+        per_device_train_batch_size=len(rows), **settings,
+    )  # fmt: skip
+    texts = [{"prompt": "1 2", "completion": " 3 4", "label": n % 2 == 0} for n in range(len(rows))]
+    trainer = KTOTrainer(
+        model, ref_model=tiny_run.llama(), args=args, train_dataset=Dataset.from_list(texts),
+        processing_class=_tokenizer(),
+    )  # fmt: skip
+    trainer.precompute_ref_logps = True
+    inputs = {"label": torch.as_tensor(rows.desirable)}
+    for prefix, items, column in (("", rows, 0), ("KL_", mismatched_rows(rows), 1)):
+        batch = collate(items, 0)
+        inputs |= {f"{prefix}{key}": batch[key] for key in ("input_ids", "attention_mask")}
+        inputs[f"{prefix}completion_mask"] = (batch["labels"] != -100).long()
+        inputs[f"ref_{prefix}logps"] = torch.as_tensor(values[:, column])
+    loss: torch.Tensor = trainer._compute_loss(trainer.model, inputs, False)
+    assert trainer._metrics["train"]["kl"][-1] > 0, "a baseline of 0 would compare nothing"
+    return loss
+
+
 def _answer_batch(rows: list[Any]) -> dict[str, torch.Tensor]:
     """Return a batch as the experimental trainers' collator makes it."""
     batch = {}
@@ -153,7 +201,7 @@ def compare(name: str, packed: bool) -> tuple[float, float, float]:
     """Return TRL's loss, the relative difference of ours, and the largest difference of a gradient in units of the
     largest gradient."""
     section, settings = CASES[name]
-    rows, values = tiny_run.pairs(PAIRS), reference_values()
+    rows, values = rows_of(name), reference_values()
     (ours, our_gradients), (theirs, their_gradients) = (
         our_numbers(section, rows, values, packed), trl_numbers(name, settings, rows, values),
     )  # fmt: skip

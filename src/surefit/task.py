@@ -36,6 +36,7 @@ class Example:
         part: the name of the row's task, where the recipe has several (`TaskRecipe.parts`).
         rejected: for a pair, the whole conversation again with the answer that was not preferred: the turns of
             `prompt`, then the other answer. `messages` holds the preferred one.
+        desirable: the label of a labelled answer: whether it is a good one. None for other rows.
     """
 
     messages: tuple[Message, ...] = ()
@@ -47,6 +48,7 @@ class Example:
     part: str | None = None
     tokens: tuple[tuple[int, ...], tuple[bool, ...]] | None = None
     rejected: tuple[Message, ...] | None = None
+    desirable: bool | None = None
 
     @property
     def has_answer(self) -> bool:
@@ -144,6 +146,7 @@ class TaskRecipe:
         column_names: column that the recipe reads → column of the rows, where the config renames some (`data.columns`).
         role_names: role → its name in the rows (`data.roles`).
         pairs: whether rows must be pairs of a chosen and a rejected answer (`objective.name`).
+        labelled: whether rows must be answers with a label, or pairs, of which each makes two (`objective.name`).
         purpose: what a model learns by it, in a sentence.
     """
 
@@ -172,6 +175,7 @@ class TaskRecipe:
     column_names: Mapping[str, str] = field(default_factory=dict)
     role_names: Mapping[str, str] = field(default_factory=dict)
     pairs: bool = False
+    labelled: bool = False
     purpose: str = ""
 
     @property

@@ -30,7 +30,7 @@ def test_two_processes_train_pairs_as_one(found: dict[str, Any], mode: str, case
         for key in alone.keys() & COMPARED:
             assert shared[key] == pytest.approx(alone[key], rel=BOUND), key
         # A reward is a small difference of two sums.
-        for key in (key for key in alone if "rewards/" in key or "logps/" in key):
+        for key in (key for key in alone if "rewards/" in key or "logps/" in key or key.endswith("kl")):
             assert shared[key] == pytest.approx(alone[key], rel=BOUND, abs=1e-5), key
     for name, weight in one["weights"].items():
         assert np.abs(np.array(two["weights"][name]) - np.array(weight)).max() < 2e-5, name

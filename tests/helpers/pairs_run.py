@@ -28,6 +28,7 @@ from surefit.parallel.engine import build_engine
 from surefit.parallel.process_group import World, broadcast_from_rank0, process_group
 
 RPO = {"name": "dpo", "beta": 0.1, "sft_weight": 0.5}
+KTO = {"name": "kto", "beta": 0.1, "undesirable_weight": 1.5}
 FULL = {"kind": "full", "learning_rate": 1e-3}
 CASES: dict[str, dict[str, Any]] = {
     "dpo padded": {"objective": RPO, "per_device_train_batch_size": 2},
@@ -45,6 +46,9 @@ CASES: dict[str, dict[str, Any]] = {
 OTHERS: dict[str, dict[str, Any]] = {
     "one micro batch for two": {"objective": RPO, "per_device_train_batch_size": 8},
     "prompts shared": {"objective": RPO, "packing": True, "shared": True},
+    "kto": {"objective": KTO, "per_device_train_batch_size": 2},
+    "kto packed": {"objective": KTO, "packing": True},
+    "kto, one micro batch for two": {"objective": KTO, "per_device_train_batch_size": 8},
 }
 """The same for cases of some modes only."""
 STEPS = 3
@@ -141,10 +145,7 @@ def scenarios(modes: Iterable[str]) -> Iterator[tuple[str, str]]:
             mode, ("simpo packed", "orpo padded, all weights")[number % 2]
         )
         yield from ((mode, case) for case in CASES if case != left_out)
-        if mode in ("ddp", "fsdp"):
-            yield mode, "one micro batch for two"
-        if mode == "ddp":
-            yield mode, "prompts shared"
+        yield from ((mode, case) for case in {"ddp": tuple(OTHERS), "fsdp": ("one micro batch for two",)}.get(mode, ()))
 
 
 def available() -> tuple[str, ...]:

@@ -89,6 +89,22 @@ def pairs(count: int = 24, seed: int = 0) -> list[Row]:
     return made
 
 
+class Labelled(list[Row]):
+    """Rows of one answer each, with their labels."""
+
+    @property
+    def desirable(self) -> np.ndarray:
+        """Whether each answer counts up."""
+        steps = [ids[labels != -100] for ids, labels in self]
+        return np.array([(step[1] - step[0]) % (VOCABULARY - 1) == 1 for step in steps], bool)
+
+
+def labelled(count: int = 24, seed: int = 0) -> Labelled:
+    """Labelled answers: those of `pairs` in another order, a third of the rejected ones left out."""
+    answers = [row for number, row in enumerate(pairs(count, seed)) if number % 6 != 5]
+    return Labelled(answers[place] for place in np.random.default_rng(seed).permutation(len(answers))[:count])
+
+
 def config(
     base: Path,
     out: Path,
@@ -141,7 +157,7 @@ def training(
     """
     device = given["engine"].loading_device(hardware.kind) if "engine" in given else None
     model, _ = prepare_for_training(load_model(settings.model, hardware, device), settings, hardware)
-    make_rows = pairs if settings.objective.paired else rows
+    make_rows: Any = pairs if settings.objective.paired else labelled if settings.objective.labelled else rows
     train_rows = make_rows() if train_rows is None else train_rows
     eval_rows = make_rows(6, seed=1) if eval_rows is None else eval_rows
     run = RunDir(Path(settings.output_dir))

@@ -1,5 +1,5 @@
-"""Losses and gradients of pairs equal TRL's, where it is installed; tests/numerics/test_preferences.py has the papers'
-formulas in float64 for everywhere else."""
+"""Losses and gradients of preference objectives equal TRL's, where it is installed; tests/numerics/test_preferences.py
+and test_kto.py have the papers' formulas in float64 for everywhere else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,19 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("name", ["dpo sigmoid", "dpo ipo", "dpo sigmoid_norm", "dpo sigmoid + sft", "orpo", "simpo"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dpo sigmoid",
+        "dpo ipo",
+        "dpo sigmoid_norm",
+        "dpo sigmoid + sft",
+        "orpo",
+        "simpo",
+        "kto",
+        "kto weighted",
+    ],
+)
 def test_trl_computes_the_same(preference: Any, name: str, packed: bool) -> None:
     _, loss_difference, gradient_difference = preference.compare(name, packed)
     assert loss_difference <= preference.LIMIT

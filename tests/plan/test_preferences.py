@@ -16,6 +16,7 @@ from surefit.plan.build_plan import build_plan
 from surefit.plan.planner import Planner
 from surefit.plan.simulate import simulate_memory
 from surefit.plan.step_config import StepConfig
+from surefit.plan.time import count_step_operations
 from surefit.stages.run_context import load_run_context
 
 CONFIG = LlamaConfig(
@@ -55,6 +56,27 @@ def test_in_each_process_of_several_it_does_too(mode: str) -> None:
         pairs = simulate_memory(replace(rows, objective=ObjectiveSection(name="dpo", beta=0.1)), merge=False)
     assert pairs.allocated == pytest.approx(alone.allocated, rel=0.02)
     assert {phase.name for phase in pairs.phases} == {phase.name for phase in alone.phases}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"adapter": None}, {"packed": False, "padded": True}, {"checkpointing": True}], ids=str
+)
+def test_mismatched_answers_need_no_more_memory_than_the_step(changes: dict[str, Any]) -> None:
+    """Their forward pass comes first, and keeps no activations: by the simulation the peak is the step's, so that the
+    formula has nothing to add."""
+    rows = replace(SFT, **changes)
+    alone = simulate_memory(rows, merge=False)
+    kto = simulate_memory(replace(rows, objective=ObjectiveSection(name="kto", beta=0.1)), merge=False)
+    assert kto.allocated == pytest.approx(alone.allocated, rel=0.02)
+
+
+def test_the_time_of_a_step_has_the_mismatched_answers() -> None:
+    """A forward pass more: with LoRA about a half more of the products."""
+    times = [
+        sum(count * operation.flops for operation, count in count_step_operations(setting)[0].items())
+        for setting in (SFT, replace(SFT, objective=ObjectiveSection(name="kto", beta=0.1)))
+    ]
+    assert 1.3 < times[1] / times[0] < 1.6
 
 
 def test_the_plan_has_the_reference_pass(tmp_path: Path) -> None:

@@ -40,6 +40,10 @@ BAR = 32
 BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
+TRIED_ROWS = 64
+"""Rows of a file without a config whose labels are read."""
+
+
 @dataclass(frozen=True)
 class AuditTarget:
     """Data to audit, with everything that the audit compares them with.
@@ -413,6 +417,13 @@ def _pair_recipe(name: str) -> TaskRecipe:
     return replace(recipes.get_recipe(name), pairs=True)
 
 
+def _labelled_recipe(name: str) -> TaskRecipe:
+    """Return a recipe that reads labelled answers; a function that another process can call."""
+    from surefit import recipes
+
+    return replace(recipes.get_recipe(name), labelled=True)
+
+
 def build_audit_job(config: SureFitConfig) -> AuditJob:
     """Return the audit settings of a config's data."""
     from surefit.data.audit.chunk import AuditJob
@@ -467,6 +478,7 @@ def _data_target(target: str) -> AuditTarget:
     from surefit.config.inputs import row_files
     from surefit.data.audit.chunk import AuditJob
     from surefit.data.audit.streamed import StreamedRows
+    from surefit.data.rows.labelled import find_verdicts
     from surefit.data.rows.layouts import has_pair_columns
     from surefit.lint.rule import LintContext
     from surefit.stages.checking import find_fitting_recipe
@@ -479,11 +491,13 @@ def _data_target(target: str) -> AuditTarget:
         problems = (error,)
     columns = rows.columns if rows else []
     pairs = has_pair_columns(columns)
-    name = recipes.GENERAL if pairs else find_fitting_recipe(columns)
+    labelled = rows is not None and not pairs and find_verdicts(columns, rows.sample(TRIED_ROWS)) is not None
+    name = recipes.GENERAL if pairs or labelled else find_fitting_recipe(columns)
     question = AuditJob(source=target, columns=(), recipe_name=name)
     expected: Sequence[str] = ()
     if name is not None:
-        question = replace(question, recipe=partial(_pair_recipe if pairs else recipes.get_recipe, name))
+        read = _pair_recipe if pairs else _labelled_recipe if labelled else recipes.get_recipe
+        question = replace(question, recipe=partial(read, name))
         expected = recipes.get_recipe(name).columns_in(columns)
     context = LintContext(None, Path(target), problems=problems)
     return AuditTarget(rows, question, context, expected=expected, inputs=row_files("the data", target))

@@ -225,5 +225,6 @@ def _show_examples(out: Output, context: RunContext, count: int) -> None:
                 if len(segment_lists) > 1
                 else ""
             )
-            out.heading(f"{where}{suffix}: the loss falls on the marked text")
+            label = {None: "", True: ", a desirable answer", False: ", an undesirable answer"}[example.desirable]
+            out.heading(f"{where}{suffix}{label}: the loss falls on the marked text")
             out.segments((text, trained, False) for text, trained in segments)

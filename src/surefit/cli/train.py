@@ -150,7 +150,7 @@ def _say_how_it_ended(out: Output, result: dict[str, Any], seconds: float) -> No
         + (f", {plural(rejected, 'step')} rejected" if rejected else "")
         + f" → {result['output']}"
     )
-    if text := result.get("held_out_pairs_text"):
+    if text := result.get("held_out_pairs_text") or result.get("held_out_labels_text"):
         out.paragraph(text)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from surefit.config.schema import ObjectiveSection, SureFitConfig
+from surefit.core.errors import ConfigError
 
 BETA = {
     "sigmoid": (0.1, "dpo's, in the paper and in every trainer"),
@@ -13,6 +14,7 @@ BETA = {
     "sigmoid_norm": (5.0, "Tülu 3's: the ratios are per token, so that 0.1 would leave the sigmoid flat"),
     "orpo": (0.1, "the paper's λ"),
     "simpo": (2.0, "the paper's, from 2 to 2.5: at TRL's 0.1 the margin has no effect"),
+    "kto": (0.1, "kto's, in the paper and in every trainer"),
 }
 """Value and reason of `objective.beta` by `loss_type` for dpo, else by name."""
 LEARNING_RATE = {
@@ -22,9 +24,12 @@ LEARNING_RATE = {
     ("orpo", "full"): (8e-6, "for orpo with all weights, as in the paper"),
     ("simpo", "lora"): (1e-5, "for simpo with LoRA: ten times the paper's rate for all weights"),
     ("simpo", "full"): (1e-6, "for simpo with all weights: the paper's are from 3e-7 to 1e-6"),
+    ("kto", "lora"): (1e-5, "for kto with LoRA: ten times the rate for all weights"),
+    ("kto", "full"): (1e-6, "for kto with all weights: TRL recommends 5e-7 to 5e-6 at beta 0.1"),
 }
 """Value and reason of `train.learning_rate` by the objective's name and `train.method`."""
 PAIR_EPOCHS = 1.0, "one: a second pass over the same pairs mostly makes both answers less likely"
+LABEL_EPOCHS = 1.0, "one: a second pass over the same answers mostly makes the bad ones less likely still"
 
 
 def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, tuple[Any, str]]:
@@ -34,7 +39,7 @@ def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, 
         rate_is_open: whether nothing sets `train.learning_rate`.
     """
     objective, train = config.objective, config.train
-    if not objective.paired:
+    if objective.name == "sft":
         return {}
     decisions: dict[str, tuple[Any, str]] = {}
     if objective.beta == "auto":
@@ -42,8 +47,25 @@ def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, 
     if rate_is_open:
         decisions["train.learning_rate"] = LEARNING_RATE[objective.name, train.method]
     if train.num_train_epochs == "auto":
-        decisions["train.num_train_epochs"] = PAIR_EPOCHS
+        decisions["train.num_train_epochs"] = LABEL_EPOCHS if objective.labelled else PAIR_EPOCHS
     return decisions
+
+
+def require_several_rows(config: SureFitConfig) -> None:
+    """Raise for kto with a batch of one: its baseline would be a single number, and not a mean.
+
+    Raises:
+        ConfigError: as said.
+    """
+    batch = config.train.global_batch_size
+    if config.objective.labelled and isinstance(batch, int) and batch < 2:
+        raise ConfigError(
+            "kto compares each answer with what the model prefers on average over the batch, and a batch of one has no "
+            "average",
+            code="E2500",
+            field="train.global_batch_size",
+            help="write 16 or more; per_device_train_batch_size may be 1, since the average is over the whole batch",
+        )
 
 
 def find_unread_keys(objective: ObjectiveSection) -> Iterator[tuple[str, str, str]]:

@@ -21,9 +21,15 @@ SHORT_RUN = 50
 EPOCHS_RULE = f"{EPOCHS} epochs, up to {MOST_EPOCHS} to reach {FEWEST_STEPS} steps, fewer above {MOST_EXAMPLES:,} rows"
 BATCH_RULE = f"1/{BATCHES_PER_EPOCH} of the rows, from {SMALLEST_BATCH} to {LARGEST_BATCH}"
 """The rules in words."""
+SMALLEST_LABELLED_BATCH = 16
+LABELLED_BATCH_RULE = (
+    f"1/{BATCHES_PER_EPOCH} of the rows, from {SMALLEST_LABELLED_BATCH} to {LARGEST_BATCH}: kto estimates a KL "
+    "divergence from each batch"
+)
+"""For labelled answers: TRL's documentation of KTO recommends 16 to 128."""
 
 
-def choose_global_batch_size(rows: int, multiple: int = 1) -> int:
+def choose_global_batch_size(rows: int, multiple: int = 1, smallest: int = SMALLEST_BATCH) -> int:
     """Return the examples per step: a power of two near a fiftieth of the rows, or the next multiple of `multiple`,
     which the devices and the micro batch ask for.
 
@@ -31,7 +37,7 @@ def choose_global_batch_size(rows: int, multiple: int = 1) -> int:
     ([4, 4, 16, 64], 6)
     """
     power: int = 2 ** int(math.log2(max(1, rows / BATCHES_PER_EPOCH)))
-    return -(-min(max(power, SMALLEST_BATCH), LARGEST_BATCH) // multiple) * multiple
+    return -(-min(max(power, smallest), LARGEST_BATCH) // multiple) * multiple
 
 
 def choose_epochs(rows: int, batch: int) -> int:
@@ -70,10 +76,12 @@ def decide_by_rows(config: SureFitConfig, rows: int | None, devices: int) -> dic
         return {f"train.{name}": (value, reason) for name, value in values.items() if getattr(train, name) == "auto"}
     batch = train.global_batch_size
     if batch == "auto":
-        batch = choose_global_batch_size(rows, multiple)
+        labelled = config.objective.labelled
+        batch = choose_global_batch_size(rows, multiple, SMALLEST_LABELLED_BATCH if labelled else SMALLEST_BATCH)
         shared = f", a multiple of {multiple}" if batch not in (4, 8, 16, 32, 64) else ""
-        decisions["train.global_batch_size"] = batch, f"{BATCH_RULE}{shared}; {plural(rows, 'row')} in an epoch"
-    if train.num_train_epochs == "auto" and not config.objective.paired:  # pairs: config/by_objective.py
+        rule = LABELLED_BATCH_RULE if labelled else BATCH_RULE
+        decisions["train.global_batch_size"] = batch, f"{rule}{shared}; {plural(rows, 'row')} in an epoch"
+    if train.num_train_epochs == "auto" and config.objective.name == "sft":  # others: config/by_objective.py
         reason = f"{EPOCHS_RULE}; {plural(rows, 'row')} in batches of {batch}"
         decisions["train.num_train_epochs"] = float(choose_epochs(rows, batch)), reason
     return decisions

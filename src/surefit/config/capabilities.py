@@ -24,7 +24,7 @@ Trait = Literal[
     "all weights", "DoRA", "experts", "dropout", "fused LoRA", "fused kernels", "compiled layers", "NEFTune",
     "new tokens", "flash attention", "answers in training",
     "shared prompts",
-    "pairs", "reference",  # objective
+    "pairs", "labelled answers", "reference",  # objective
     "truncated documents", "prepared data",
 ]  # fmt: skip
 """Properties of a run that the table refers to."""
@@ -50,6 +50,7 @@ WITHOUT: dict[Trait, str] = {
     "shared prompts": "speed.shared_prompts: false",
     "shared tokens": "parallel.cp: 1",
     "pairs": "objective.name: sft",
+    "labelled answers": "objective.name: sft",
     "truncated documents": "data.too_long: drop",
     "prepared data": "data.tokenized: null",
 }
@@ -159,6 +160,11 @@ CONFLICTS: tuple[Conflict, ...] = (
            "speed.attention: auto"),
     *_rows("CFG009", ["dropout", "NEFTune"], ["shared prompts"],
            "both answers would read a prompt with the same random numbers"),
+    *_rows("CFG009", ["fsdp", *ZERO, "tp", "pp", "cp", "shared tokens"], ["labelled answers"], NOT_PROVED, WHOLE),
+    *_rows("CFG009", ["labelled answers"], ["truncated documents"],
+           "kto sets each answer behind another row's prompt too, which was cut for its own answer"),
+    *_rows("CFG009", ["labelled answers"], ["prepared data"], "`surefit prepare` writes answers without their labels",
+           "name the rows as data.train"),
     *_rows("PAR011", ["zero2"], ["answers in training"], "it is implemented for parallel.mode ddp and for "
            "one device", "`surefit evaluate` afterwards"),
 )  # fmt: skip
@@ -182,6 +188,7 @@ def traits(config: SureFitConfig) -> frozenset[Trait]:
         "answers in training": config.evaluate.in_training,
         "shared prompts": speed.shared_prompts is True,
         "pairs": config.objective.paired,
+        "labelled answers": config.objective.labelled,
         "reference": config.objective.has_reference,
         "truncated documents": config.data.cuts,
         "prepared data": config.data.tokenized is not None,

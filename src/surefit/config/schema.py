@@ -283,35 +283,53 @@ class TrainSection(Section):
     """Seed of the order of the rows, the LoRA initialization and dropout."""
 
 
-ObjectiveName = Literal["sft", "dpo", "orpo", "simpo"]
+ObjectiveName = Literal["sft", "dpo", "orpo", "simpo", "kto"]
 """Values of `objective.name`."""
 
 
 PAIR_METRICS = ("eval_rewards/accuracies", "eval_rewards/margins")
 """Metrics of held-out pairs by which a checkpoint can be the best: higher is better."""
+LABEL_METRICS = ("eval_rewards/auc", "eval_rewards/margins")
+"""The same of held-out rows with a label."""
 
 
 class ObjectiveSection(Section):
     """What training optimizes: the likelihood of the answers, or the preference of one answer over another."""
 
     name: ObjectiveName = "sft"
-    """sft: cross-entropy of the answers. dpo, orpo, simpo: pairs, rows with a chosen and a rejected answer."""
+    """sft: cross-entropy of the answers. dpo, orpo, simpo: pairs, rows with a chosen and a rejected answer. kto: rows
+    with one answer and a label, true for a desirable one."""
     loss_type: Literal["sigmoid", "ipo", "sigmoid_norm"] = "sigmoid"
     """dpo: sigmoid (Rafailov et al. 2023), ipo (Azar et al. 2023), or sigmoid_norm, which divides log-probabilities by
     the answer's length."""
     beta: Auto | Annotated[float, Field(gt=0, le=100)] = "auto"
-    """Strength of the preference term. auto: 0.1 for dpo (sigmoid, ipo) and orpo, 5 for sigmoid_norm, 2 for simpo."""
+    """Strength of the preference term. auto: 0.1 for dpo (sigmoid, ipo), orpo and kto, 5 for sigmoid_norm, 2 for
+    simpo."""
     gamma_beta_ratio: Annotated[float, Field(ge=0, le=100)] = 0.5
     """simpo: target margin, divided by beta, in nats per token."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """dpo with sigmoid: assumed share of pairs whose answers were swapped."""
     sft_weight: Annotated[float, Field(ge=0, le=100)] = 0.0
     """dpo, simpo: weight of the cross-entropy of the chosen answers, added to the preference term; orpo's is 1."""
+    desirable_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """kto: weight of the losses of desirable answers."""
+    undesirable_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """kto: weight of the losses of undesirable answers."""
 
     @property
     def paired(self) -> bool:
         """Return whether the rows are pairs, a chosen and a rejected answer to the same prompt."""
-        return self.name != "sft"
+        return self.name in ("dpo", "orpo", "simpo")
+
+    @property
+    def labelled(self) -> bool:
+        """Return whether the rows are single answers, each with a label that says whether it is desirable."""
+        return self.name == "kto"
+
+    @property
+    def examples_name(self) -> str:
+        """Return what an example of this objective is called, in the plural."""
+        return "pairs" if self.paired else "labelled answers" if self.labelled else "examples"
 
     @property
     def answers_per_example(self) -> int:
@@ -321,19 +339,22 @@ class ObjectiveSection(Section):
     @property
     def always_measured(self) -> tuple[str, ...]:
         """Return the metrics of held-out rows that every run measures, without generating answers."""
-        return ("eval_loss", *(PAIR_METRICS if self.paired else ("eval_perplexity",)))
+        others = PAIR_METRICS if self.paired else LABEL_METRICS if self.labelled else ("eval_perplexity",)
+        return ("eval_loss", *others)
 
     @property
     def has_reference(self) -> bool:
         """Return whether the objective compares the model with a reference."""
-        return self.name == "dpo"
+        return self.name in ("dpo", "kto")
 
     @property
     def read_keys(self) -> frozenset[str]:
         """Return the keys of this section that the objective reads."""
-        if not self.paired:
+        if self.name == "sft":
             return frozenset({"name"})
         keys = {"name", "beta"}
+        if self.name == "kto":
+            keys |= {"desirable_weight", "undesirable_weight"}
         if self.name == "dpo":
             keys |= {"loss_type", "sft_weight"} | ({"label_smoothing"} if self.loss_type == "sigmoid" else set())
         if self.name == "simpo":

@@ -49,7 +49,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 TOKENIZER_ENTRY = 100
 """Approximate bytes of tokenizer files per vocabulary entry, where they are not on this machine."""
 REFERENCE_BYTES, REFERENCE_COPIES = 8, 2
-"""Bytes of a pair in the stored reference; copies of the file while a new one replaces it."""
+"""Bytes of an example in the stored reference; copies of the file while a new one replaces it."""
 _DTYPES = {2: "BF16", 4: "F32"}
 _WIDTHS = {"U8": 1, "F32": 4, "I64": 8}
 
@@ -92,7 +92,8 @@ def disk_terms(resolved: ResolvedConfig, model: ModelFacts) -> list[MemoryTerm]:
     terms.append(_tokenizer_term(model, 2 if lora else 1))
     if resolved.total_steps is not None and config.objective.has_reference:
         pairs = resolved.total_steps * decided(config.train.global_batch_size)
-        why = f"two float32 numbers of at most {pairs:,} pairs, twice while they are written"
+        what = config.objective.examples_name
+        why = f"two float32 numbers of at most {pairs:,} {what}, twice while they are written"
         terms.append(MemoryTerm("reference", REFERENCE_COPIES * REFERENCE_BYTES * pairs, why))
     if resolved.total_steps is not None:
         terms.append(

@@ -91,6 +91,7 @@ class Setup:
         objective_loss: the form of dpo's loss: sigmoid, ipo, sigmoid_norm, hinge…
         beta: strength of the preference term; target_margin: SimPO's gamma, in units of the reward.
         label_smoothing: share of the pairs that dpo takes to be swapped.
+        desirable_weight, undesirable_weight: kto's weights of the two kinds of answers.
         starts_from: the adapter that training continues from.
         reference: what dpo and kto compare the model with, as text; reference_is_start: whether that is the model as
             training begins.
@@ -193,6 +194,8 @@ class Setup:
     beta: float | None = None
     target_margin: float | None = None
     label_smoothing: float | None = None
+    desirable_weight: float | None = None
+    undesirable_weight: float | None = None
     starts_from: str | None = None
     reference: str | None = None
     reference_is_start: bool | None = None
@@ -264,6 +267,7 @@ _KEYS = {
     "packing": "data.packing", "epochs": "train.num_train_epochs", "max_steps": "train.max_steps",
     "objective": "objective.name", "objective_loss": "objective.loss_type", "beta": "objective.beta",
     "target_margin": "objective.gamma_beta_ratio", "label_smoothing": "objective.label_smoothing",
+    "desirable_weight": "objective.desirable_weight", "undesirable_weight": "objective.undesirable_weight",
     "starts_from": "lora.start_from",
     "optimizer": "train.optim", "learning_rate": "train.learning_rate", "warmup_steps": "train.warmup_steps",
     "micro_batch": "train.per_device_train_batch_size", "global_batch": "train.global_batch_size",
@@ -378,6 +382,8 @@ def _objective_of(config: SureFitConfig) -> dict[str, Any]:
         "beta": beta,
         "target_margin": margin,
         "label_smoothing": objective.label_smoothing,
+        "desirable_weight": objective.desirable_weight if objective.labelled else None,
+        "undesirable_weight": objective.undesirable_weight if objective.labelled else None,
         "starts_from": config.adapter.start_from if config.adapter else None,
         "reference": "the model as training begins" if compares else None,
         "reference_is_start": True if compares else None,

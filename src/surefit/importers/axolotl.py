@@ -171,7 +171,7 @@ def _objective(draft: ConfigDraft) -> None:
     kind, losses = str(draft.flat.get("rl") or ""), draft.flat.get("dpo_loss_type")
     if kind in OBJECTIVES:
         loss, likelihood = split_losses(losses, draft.flat.get("dpo_loss_weights"))
-        loss = "ipo" if kind == "ipo" else loss
+        loss = {"ipo": "ipo", "kto": "kto"}.get(kind, loss)
         sft = ToolNumber(("cpo_alpha",), 1.0) if kind == "simpo" else ToolNumber((), likelihood)
         betas = ("rl_beta", "dpo_beta") if kind != "orpo" else ("rl_beta", "orpo_alpha")
         map_objective(
@@ -179,7 +179,8 @@ def _objective(draft: ConfigDraft) -> None:
             ToolObjective(
                 OBJECTIVES[kind], "rl", loss, "dpo_loss_type" if losses and kind == "dpo" else None,
                 beta=ToolNumber(betas, 0.1), margin=ToolNumber(("simpo_gamma",)),
-                sft_weight=sft, likelihood_on="all",
+                sft_weight=sft, likelihood_on="all", desirable=ToolNumber(("kto_desirable_weight",), 1.0),
+                undesirable=ToolNumber(("kto_undesirable_weight",), 1.0),
             ),
         )  # fmt: skip
         start = draft.flat.get("lora_model_dir")

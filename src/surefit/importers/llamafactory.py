@@ -197,12 +197,14 @@ def _objective(draft: ConfigDraft) -> ToolObjective | None:
     return ToolObjective(
         name="kto" if stage == "kto" else loss if alone else "dpo",
         key="pref_loss" if alone and stage == "dpo" else "stage",
-        loss=loss,
+        loss="kto" if stage == "kto" else loss,
         loss_key="pref_loss" if draft.says("pref_loss") else None,
         beta=ToolNumber(("pref_beta",), 0.1),
         margin=ToolNumber(("simpo_gamma",), 0.5),
         smoothing=ToolNumber(("dpo_label_smoothing",), 0.0),
         sft_weight=ToolNumber(("pref_ftx",), 0.0),
+        desirable=ToolNumber(("kto_chosen_weight",), 1.0),
+        undesirable=ToolNumber(("kto_rejected_weight",), 1.0),
     )
 
 

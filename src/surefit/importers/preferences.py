@@ -16,14 +16,14 @@ from surefit.importers.config_mapping import ConfigDraft
 
 DPO_LOSSES = ("sigmoid", "ipo", "sigmoid_norm")
 """The losses of dpo that SureFit has, by TRL's names."""
-TRAINED = ("dpo", "orpo", "simpo")
+TRAINED = ("dpo", "orpo", "simpo", "kto")
 """The objectives that SureFit trains."""
 NOT_YET = {
-    "kto": "SureFit does not train KTO yet: make pairs of the rows and use objective: dpo, or train it with this tool",
     "reward": "SureFit does not train reward models yet: train it with this tool, or use objective: dpo on its pairs",
 }
-OTHERWISE = "SureFit trains sft, dpo, orpo and simpo, not on rewards or on text that the model writes"
+OTHERWISE = "SureFit trains sft, dpo, orpo, simpo and kto, not on rewards or on text that the model writes"
 OTHER_LOSSES = "SureFit's dpo has the losses sigmoid, ipo and sigmoid_norm"
+OTHER_KTO = "SureFit's kto has the loss kto, not one without a baseline"
 OWN_REFERENCE = "SureFit's reference is the model as training begins"
 TURNED_OFF = "the tool turns dropout off while it trains on preferences, and SureFit's objective dpo takes none"
 
@@ -63,6 +63,7 @@ class ToolObjective:
         key: the key that says so.
         loss: the form of dpo's loss, by TRL's names.
         loss_key: the key that sets the form.
+        desirable, undesirable: for kto, the weights of the two kinds of answers.
         likelihood_on: for orpo, the tokens of the likelihood term: all or completion.
         defaults: dotted SureFit key → (the tool's key, its default for this objective).
     """
@@ -76,6 +77,8 @@ class ToolObjective:
     smoothing: ToolNumber = ToolNumber((), 0.0)
     sft_weight: ToolNumber = ToolNumber((), 0.0)
     likelihood_on: str = "completion"
+    desirable: ToolNumber = ToolNumber((), 1.0)
+    undesirable: ToolNumber = ToolNumber((), 1.0)
     defaults: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
 
@@ -107,13 +110,16 @@ def map_objective(draft: ConfigDraft, objective: ToolObjective) -> None:
         value, key = number.value_in(draft.flat), number.key_in(draft.flat)
         if value is not None and key not in draft.refused:
             draft.say(attribute, value, key or objective.key)
+    if objective.name == "kto":
+        _say_weights(draft, objective)
     smoothing, key = objective.smoothing.value_in(draft.flat), objective.smoothing.key_in(draft.flat)
     if key is not None and key not in draft.refused:
         draft.say("label_smoothing", smoothing, key)
     reason = _why_not(objective)
     if reason is not None:
         draft.whole_run = False
-        key = (objective.loss_key or objective.key) if reason == OTHER_LOSSES else objective.key
+        by_loss = reason in (OTHER_LOSSES, OTHER_KTO)
+        key = (objective.loss_key or objective.key) if by_loss else objective.key
         draft.lose(key, reason)
         return
     _carry(draft, objective)
@@ -122,7 +128,18 @@ def map_objective(draft: ConfigDraft, objective: ToolObjective) -> None:
 def _why_not(objective: ToolObjective) -> str | None:
     if objective.name not in TRAINED:
         return NOT_YET.get(objective.name, OTHERWISE)
+    if objective.name == "kto":
+        return None if objective.loss in ("kto", "sigmoid") else OTHER_KTO
     return OTHER_LOSSES if objective.name == "dpo" and objective.loss not in DPO_LOSSES else None
+
+
+def _say_weights(draft: ConfigDraft, objective: ToolObjective) -> None:
+    """Record the weights of kto."""
+    weights = {"desirable_weight": objective.desirable, "undesirable_weight": objective.undesirable}
+    for attribute, number in weights.items():
+        value, key = number.value_in(draft.flat), number.key_in(draft.flat)
+        if value is not None and key not in draft.refused:
+            draft.say(attribute, value, key or objective.key)
 
 
 def _carry(draft: ConfigDraft, objective: ToolObjective) -> None:
@@ -142,6 +159,10 @@ def _carry(draft: ConfigDraft, objective: ToolObjective) -> None:
     smoothing = objective.smoothing.value_in(draft.flat)
     if objective.name == "dpo" and objective.loss == "sigmoid" and smoothing:
         _put(draft, "objective.label_smoothing", smoothing, objective.smoothing.keys[0])
+    for dotted, number in (("desirable_weight", objective.desirable), ("undesirable_weight", objective.undesirable)):
+        named, value = number.key_in(draft.flat), number.value_in(draft.flat)
+        if objective.name == "kto" and named is not None and value is not None:
+            _put(draft, f"objective.{dotted}", value, named)
     weight = objective.sft_weight.value_in(draft.flat)
     if objective.name in ("dpo", "simpo") and weight:
         keys = (*objective.sft_weight.keys, objective.loss_key or objective.key)

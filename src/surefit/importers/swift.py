@@ -241,13 +241,15 @@ def _objective(draft: ConfigDraft) -> None:
         return
     losses = draft.flat.get("loss_type")
     loss, likelihood = split_losses(losses if kind == "dpo" else None, draft.flat.get("loss_weights"))
+    loss = str(losses or "kto") if kind == "kto" else loss
     weights = {"dpo": ToolNumber(("rpo_alpha",), likelihood), "simpo": ToolNumber(("cpo_alpha",), 1.0)}
     map_objective(
         draft,
         ToolObjective(
-            names[kind], "rlhf_type", loss, "loss_type" if kind == "dpo" and losses else None,
+            names[kind], "rlhf_type", loss, "loss_type" if kind in ("dpo", "kto") and losses else None,
             beta=ToolNumber(("beta",), 2.0 if kind == "simpo" else 0.1), margin=ToolNumber(("simpo_gamma",), 1.0),
-            sft_weight=weights.get(kind, ToolNumber((), 0.0)),
+            sft_weight=weights.get(kind, ToolNumber((), 0.0)), desirable=ToolNumber(("desirable_weight",), 1.0),
+            undesirable=ToolNumber(("undesirable_weight",), 1.0),
         ),
     )  # fmt: skip
     _reference(draft)

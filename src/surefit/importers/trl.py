@@ -206,7 +206,11 @@ def find_objective(flat: Mapping[str, Any], names: Collection[str], kind: str | 
     if kind is None and keys & OTHER_KEYS and not keys & (ONLY_KTO | ONLY_CPO):
         return None
     if kind == "KTOConfig" or (kind is None and (keys & ONLY_KTO or losses in KTO_LOSSES)):
-        return ToolObjective("kto", key, beta=beta, defaults=rate)
+        loss_key = "loss_type" if "loss_type" in keys else None
+        return ToolObjective(
+            "kto", key, str(losses or "kto"), loss_key, beta, desirable=ToolNumber(("desirable_weight",), 1.0),
+            undesirable=ToolNumber(("undesirable_weight",), 1.0), defaults=rate,
+        )  # fmt: skip
     if kind == "RewardConfig" or (kind is None and "center_rewards_coefficient" in keys):
         return ToolObjective("reward", key if kind else "center_rewards_coefficient")
     if kind == "CPOConfig" or (kind is None and (keys & ONLY_CPO or losses == "simpo")):

@@ -161,6 +161,13 @@ def build_micro_batch(setting: StepConfig, recorder: Recorder) -> Mapping[str, A
     """
     with torch.device(HOST if setting.cuda else "cpu"):
         batch = _packed(setting) if setting.packed else _padded(setting)
+        mismatched = batch | _mismatched(setting) if setting.objective and setting.objective.labelled else None
+    if mismatched is not None:
+        batch |= {"mismatched": (_placed(mismatched, setting, recorder),)}
+    return _placed(batch, setting, recorder)
+
+
+def _placed(batch: dict[str, Any], setting: StepConfig, recorder: Recorder) -> Mapping[str, Any]:
     return _OnHost(batch, recorder) if setting.cuda else _tag_batch(batch, recorder)
 
 
@@ -203,13 +210,26 @@ def _shared(setting: StepConfig) -> dict[str, Any]:
 
 def _supervision(setting: StepConfig) -> dict[str, Any]:
     batch = {"loss_rows": torch.arange(setting.targets), "targets": torch.ones(setting.targets, dtype=torch.long)}
+    if setting.objective is not None and setting.objective.labelled:
+        labels = tuple(row % 2 == 0 for row in range(setting.rows))
+        return batch | _targets(setting) | {"desirable": labels, "reference_log_probs": torch.zeros(setting.rows, 2)}
     return batch if setting.objective is None else batch | _pairs(setting, setting.objective)
+
+
+def _mismatched(setting: StepConfig) -> dict[str, Any]:
+    """Return what the mismatched answers of a micro batch have otherwise; they are as long as its answers."""
+    return {"reference_log_probs": torch.zeros(setting.rows)}
+
+
+def _targets(setting: StepConfig) -> dict[str, Any]:
+    """Return the numbers of supervised tokens of each example."""
+    each, more = divmod(setting.targets, setting.rows)
+    return {"answer_targets": tuple(each + (answer < more) for answer in range(setting.rows))}
 
 
 def _pairs(setting: StepConfig, objective: ObjectiveSection) -> dict[str, Any]:
     """Return what an objective of pairs reads, as `describe_pairs` of data/tokens/collate.py makes it."""
-    least, more = divmod(setting.targets, setting.rows)
-    counts = {"answer_targets": tuple(least + (answer < more) for answer in range(setting.rows))}
+    counts = _targets(setting)
     return counts | ({"reference_log_probs": torch.zeros(setting.rows // 2, 2)} if objective.has_reference else {})
 
 

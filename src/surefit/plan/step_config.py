@@ -57,7 +57,7 @@ class StepConfig:
         mapped: bytes of the weight files that stay in memory on a CPU beside the tensors made from them.
         products: bytes of scratch memory of matrix products on a CPU, beside their operands.
         sharing: the rank that is planned, and how the processes share the run; None for one process.
-        objective: the objective of pairs; None for the cross-entropy.
+        objective: the objective of pairs or of labelled answers; None for the cross-entropy.
         shared: tokens of a pair's prompt that the second of its rows shares with the first, and that exist once.
     """
 
@@ -194,7 +194,7 @@ def build_step_config(
         mapped=mapped_file_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         products=onednn_scratch_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),
-        objective=config.objective if config.objective.paired else None,
+        objective=config.objective if config.objective.name != "sft" else None,
         shared=shape.shared,
     )
     require_sizes(setting)

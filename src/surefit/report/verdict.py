@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.evaluate.free_text import SHOW_MORE
+from surefit.evaluate.labelled import HeldOutLabels, summarize_held_out_labels
 from surefit.evaluate.pairs import HEADLINES, HeldOutPairs, Outcome, summarize_held_out_pairs
 from surefit.report.artefacts import Artefacts
 from surefit.report.curves import TrainingCurves
@@ -107,9 +108,11 @@ def judge_run(
     if main is None and pairs is None:
         return _without_scores(found, training, tries)
     if pairs is not None:
-        tone, headline, sentences = PAIR_TONES[pairs.outcome], HEADLINES[pairs.outcome], [pairs.text]
+        headline = HEADLINES[pairs.outcome] if isinstance(pairs, HeldOutPairs) else pairs.headline
+        tone, sentences = PAIR_TONES[pairs.outcome], [pairs.text]
         if main is not None:
-            sentences += ["Their chosen answers as answers to learn:", *_main_sentences(main)]
+            kind = "chosen" if isinstance(pairs, HeldOutPairs) else "desirable"
+            sentences += [f"Their {kind} answers as answers to learn:", *_main_sentences(main)]
     else:
         assert main is not None
         tone, headline, sentences = _judge_scores(main, changes)
@@ -123,12 +126,15 @@ def judge_run(
     return Verdict(tone, headline, sentences)
 
 
-def _held_out_pairs(found: Artefacts) -> HeldOutPairs | None:
-    """Return what a run on preferences did to its held-out pairs; None for another run."""
+def _held_out_pairs(found: Artefacts) -> HeldOutPairs | HeldOutLabels | None:
+    """Return what a run on preferences did to its held-out pairs or labelled answers; None for another run."""
     if found.value("objective.name") in (None, "sft"):
         return None
     lines = [line.model_dump() for line in found.metrics if line.eval_loss is not None]
-    return summarize_held_out_pairs(lines, [event.model_dump() for event in found.events])
+    events = [event.model_dump() for event in found.events]
+    if found.value("objective.name") == "kto":
+        return summarize_held_out_labels(lines, events)
+    return summarize_held_out_pairs(lines, events)
 
 
 def _judge_scores(main: Effect, changes: Sequence[Effect]) -> tuple[Tone, str, list[str]]:

@@ -239,12 +239,13 @@ def _render_sample(
 
 
 def _pair_observations(rows: Rows, sample: Examples, names: Mapping[str, str]) -> Mapping[str, Observation]:
-    """Return the observations on the sample's pairs of answers; none where it has none."""
+    """Return the observations on the sample's pairs of answers, and on its labelled ones; none where it has none."""
+    from surefit.data.audit.labelled import observe_labels
     from surefit.data.audit.pairs import observe_pairs
     from surefit.data.rows.sampling import sample_rows
 
     sampled = sample_rows(rows)
-    return observe_pairs(sample, sampled, sampled.where, names)
+    return observe_pairs(sample, sampled, sampled.where, names) | observe_labels(sample)
 
 
 def _examples(

@@ -98,7 +98,7 @@ def load_eval_sets(run: CheckedRun) -> dict[str, Examples]:
         ConfigError: there is neither, or a gate has no held-out rows.
     """
     from surefit.data.read.load import load_rows
-    from surefit.data.rows.layouts import recipe_of_scored_rows, to_examples
+    from surefit.data.rows.layouts import recipe_of_scored_rows, to_examples, without_undesirable
     from surefit.data.rows.reasoning import apply_reasoning_mode
     from surefit.data.tokens.dataset import drop_untokenizable, eval_key
     from surefit.model.tokenizer import load_tokenizer
@@ -109,12 +109,12 @@ def load_eval_sets(run: CheckedRun) -> dict[str, Examples]:
     tokenizer = load_tokenizer(config.model) if config.data.bad_rows == "skip" else None
     sets: dict[str, Examples] = {}
     if not config.data.holds_nothing_out:
-        sets["eval"] = load_held_out_examples(run)
+        sets["eval"] = without_undesirable(load_held_out_examples(run))
     for name, source in config.evaluate.extra_sets.items():
         rows = load_rows(source, split=config.data.split)
         recipe = recipe_of_scored_rows(run.recipe, rows.columns)
         examples = to_examples(rows, recipe, config.data.format, config.data.bad_rows)
-        sets[name] = apply_reasoning_mode(examples, config.data.thinking)
+        sets[name] = without_undesirable(apply_reasoning_mode(examples, config.data.thinking))
     if tokenizer is None:
         return sets
     keys = {name: f"evaluate.extra_sets.{name}" for name in sets} | {"eval": eval_key(config.data)}

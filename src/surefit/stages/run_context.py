@@ -351,8 +351,9 @@ def count_training_rows(
 def examples_per_row(
     config: SureFitConfig, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None
 ) -> float:
-    """Estimate the examples per row of `data.train` from a sample; 1 where that is impossible, and of pairs, of whose
-    conversations only the last turn is supervised."""
+    """Estimate the examples per row of `data.train` from a sample; 1 where that is impossible, and of pairs and
+    labelled answers, of whose conversations only the last turn is supervised. For kto a pair is two labelled answers.
+    """
     from surefit.data.rows.layouts import to_examples
     from surefit.data.rows.reasoning import apply_reasoning_mode
     from surefit.data.rows.sample_checks import DIVIDED, mean_token_examples
@@ -360,7 +361,11 @@ def examples_per_row(
     from surefit.facts.chat_template import SPECIAL
     from surefit.facts.tokenizer import TokenizerFacts
 
-    if recipe is None or rows is None or model is None or not model.chat_template or config.objective.paired:
+    if recipe is None or rows is None:
+        return 1.0
+    if config.objective.labelled:
+        return labelled_answers_per_row(config, recipe, rows)
+    if model is None or not model.chat_template or config.objective.paired:
         return 1.0
     try:
         sample = to_examples(rows.sample(2 * DIVIDED), recipe, config.data.format, "skip")
@@ -375,6 +380,19 @@ def examples_per_row(
     )
     template = LightTemplate(facts, config.model.chat_template_kwargs)
     return mean_token_examples(apply_reasoning_mode(sample, config.data.thinking), template)
+
+
+def labelled_answers_per_row(config: SureFitConfig, recipe: TaskRecipe, rows: Rows) -> float:
+    """Return 2 where the rows of a run on labelled answers are pairs, else 1."""
+    from surefit.data.rows.columns import ColumnNames
+    from surefit.data.rows.layouts import LABELLED, detect_format
+
+    with contextlib.suppress(SureFitError):  # the check reports this
+        names = ColumnNames.of(recipe, rows.columns, rows.source)
+        columns = names.renamed(rows.columns) if names else rows.columns
+        fmt = detect_format(columns, recipe) if config.data.format == "auto" else config.data.format
+        return 1.0 if fmt in LABELLED else 2.0
+    return 1.0
 
 
 def load_checked_run(

@@ -15,8 +15,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from surefit.config.by_objective import PAIR_EPOCHS
-from surefit.config.by_rows import BATCH_RULE, EPOCHS_RULE, choose_epochs, choose_global_batch_size
+from surefit.config.by_objective import LABEL_EPOCHS, PAIR_EPOCHS
+from surefit.config.by_rows import (
+    BATCH_RULE,
+    EPOCHS_RULE,
+    LABELLED_BATCH_RULE,
+    SMALLEST_BATCH,
+    SMALLEST_LABELLED_BATCH,
+    choose_epochs,
+    choose_global_batch_size,
+)
 from surefit.config.load import read_config_text
 from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import SureFitConfig
@@ -50,6 +58,7 @@ NANO_PARAMETERS, LARGE_PARAMETERS = 20e6, 30e9
 PROPOSED = 3
 OUTPUT_DIR = re.compile(r"""^output_dir:[ \t]*["']?([^"'#\s]+)""", re.MULTILINE)
 PAIRS_WHY = "each row has a better and a worse answer: train on the preference (direct preference optimization)"
+LABELS_WHY = "each row says whether its answer is a good one: learn from both kinds (Kahneman-Tversky optimization)"
 
 
 ROOMY = 0.9
@@ -66,7 +75,7 @@ class FoundRows(NamedTuple):
         names: `data.columns` and `data.roles`, where the columns have other names than the layout's.
         layout: the layout, in words.
         unread: columns with text that belongs to prompts or answers by its name, and that nothing reads.
-        objective: sft, or dpo for pairs of answers.
+        objective: sft, dpo for pairs of answers, or kto for labelled answers.
     """
 
     rows: Rows
@@ -292,8 +301,10 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     from surefit.stages.checking import find_fitting_recipe
 
     columns = rows.columns
-    if recipe in (None, recipes.GENERAL) and (pairs := _recognize_pairs(rows)) is not None:
-        return pairs
+    if recipe in (None, recipes.GENERAL):
+        preferences = _recognize_labels(rows) or _recognize_pairs(rows)
+        if preferences is not None:
+            return preferences
     name = recipe or find_fitting_recipe(columns, rows) or "chat"
     task = recipes.get_recipe(name)
     if task.columns:
@@ -314,6 +325,39 @@ def _recognize(rows: Rows, recipe: str | None) -> FoundRows:
     _require_prompts(examples, rows)
     unread = find_unread_columns(rows.sample(TRIED_ROWS), task, "auto", None)[UNREAD_PROMPTS].examples
     return FoundRows(rows, name, names, layout, unread)
+
+
+def _recognize_labels(rows: Rows) -> FoundRows | None:
+    """Return how rows of labelled answers are read; None for other rows, such as those whose label is a class.
+
+    Raises:
+        DataError: a row has a label that says which answers are good, and cannot be used.
+    """
+    from surefit import recipes
+    from surefit.data.rows.columns import recipe_for
+    from surefit.data.rows.labelled import find_verdicts, label_column
+    from surefit.data.rows.layouts import LABELLED, LAYOUTS, to_examples
+    from surefit.data.rows.other_layouts import propose_columns
+    from surefit.data.rows.unread_fields import UNREAD_PROMPTS, find_unread_columns
+
+    sample = rows.sample(TRIED_ROWS)
+    label, verdicts = label_column(rows.columns), find_verdicts(rows.columns, sample)
+    if verdicts is None:
+        return None
+    known = any(set(LAYOUTS[name].columns) <= set(rows.columns) for name in LABELLED)
+    columns = {} if known else propose_columns([name for name in rows.columns if name != label])
+    if not known and not columns:
+        return None
+    names = {"columns": columns} if columns else {}
+    counts = f"{verdicts.count(True)} desirable and {verdicts.count(False)} undesirable"
+    found = FoundRows(
+        rows, recipes.GENERAL, names, f"labelled answers: {counts} among {len(verdicts)} tried", objective="kto"
+    )
+    task = recipe_for(recipes.get_recipe(recipes.GENERAL), SureFitConfig.model_validate(_values(found, "surefit/nano")))
+    examples = to_examples(sample, task)
+    _require_prompts(examples, rows)
+    unread = find_unread_columns(sample, task, "auto", None)[UNREAD_PROMPTS].examples
+    return found._replace(unread=unread)
 
 
 def _recognize_pairs(rows: Rows) -> FoundRows | None:
@@ -397,17 +441,18 @@ def _draft(
     share = choose_held_out_share(total)
     held_out = round(total * share)
     kept = max(1, total - held_out)
-    batch = choose_global_batch_size(kept)
-    pairs = found.objective != "sft"
-    epochs = int(PAIR_EPOCHS[0]) if pairs else choose_epochs(kept, batch)
+    pairs, labelled = found.objective != "sft", found.objective == "kto"
+    batch = choose_global_batch_size(kept, smallest=SMALLEST_LABELLED_BATCH if labelled else SMALLEST_BATCH)
+    one_epoch = LABEL_EPOCHS if labelled else PAIR_EPOCHS
+    epochs = int(one_epoch[0]) if pairs else choose_epochs(kept, batch)
     steps = optimizer_steps(kept, epochs, batch, None)
     rate, rate_why = choose_learning_rate(facts.parameters)
-    epochs_why = f"{steps:,} steps: {PAIR_EPOCHS[1] if pairs else EPOCHS_RULE}"
-    batch_why = f"rows per step: {BATCH_RULE}"
+    epochs_why = f"{steps:,} steps: {one_epoch[1] if pairs else EPOCHS_RULE}"
+    batch_why = f"rows per step: {LABELLED_BATCH_RULE if labelled else BATCH_RULE}"
     length, length_why = _choose_length(found, facts)
     before = [
         Line("recipe", found.recipe, found.layout),
-        *([Line("objective", found.objective, PAIRS_WHY)] if pairs else []),
+        *([Line("objective", found.objective, LABELS_WHY if labelled else PAIRS_WHY)] if pairs else []),
         Line("model.name_or_path", model, _size_text(facts)),
     ]
     after = [

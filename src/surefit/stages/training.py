@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from surefit.data.tokens.cache import TokenDataset
     from surefit.data.tokens.dataset_index_cache import CachedTrainingData
     from surefit.data.tokens.shard_manifest import ShardedTokens
+    from surefit.evaluate.labelled import HeldOutLabels
+    from surefit.evaluate.pairs import HeldOutPairs
     from surefit.parallel.process_group import World
     from surefit.train.inputs import TrainingData
 
@@ -176,7 +178,7 @@ def tokenize_dataset(watcher: ProgressListener, run: CheckedRun, world: World | 
 
 def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingData:
     from surefit.data.rows.layouts import read_splits
-    from surefit.data.tokens.dataset import build_dataset, build_empty_dataset, eval_key
+    from surefit.data.tokens.dataset import build_dataset, build_empty_dataset, eval_key, require_both_labels
     from surefit.model.tokenizer import load_tokenizer
     from surefit.train.inputs import TrainingData
 
@@ -194,11 +196,14 @@ def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingDa
             bad_rows=config.data.bad_rows,
             on_progress=on_progress,
             paired=config.objective.paired,
+            labelled=config.objective.labelled,
         )
         rows: TokenDataset | ShardedTokens
         if shards is None:
             start = _load_or_tokenize(run, tokenizer, build)
             rows, skipped, conversations, held_out = start.rows, start.skipped, start.conversations, start.held_out
+            if config.objective.labelled:
+                require_both_labels(rows, config.data.train)
         else:
             if uncompared := shards.compare():
                 watcher.note(uncompared)
@@ -338,6 +343,7 @@ def _train_once(
     planned: dict[str, Any] | None,
     world: World | None,
 ) -> dict[str, Any]:
+    from surefit.evaluate.labelled import summarize_held_out_labels
     from surefit.evaluate.pairs import summarize_held_out_pairs
     from surefit.generate.save import require_savable
     from surefit.model.adapter import trainable_parameters
@@ -364,7 +370,7 @@ def _train_once(
     trained, total = trainable_parameters(model)
     for note in notes:
         watcher.note(note)
-    per, what = config.objective.answers_per_example, "pairs" if config.objective.paired else "examples"
+    per, what = config.objective.answers_per_example, config.objective.examples_name
     held_out = f"{len(data.eval_rows) // per:,} held out"
     watcher.note(
         f"training {count_text(trained)} of {count_text(total)} parameters on {len(data.rows) // per:,} {what}, "
@@ -383,15 +389,19 @@ def _train_once(
             job.dry_pass(write=False)
             return summary
         result = job.fit(resume)
-    events = read_jsonl(run.run.events) if config.objective.paired else []
-    pairs = summarize_held_out_pairs(job.held_out.lines, events)
+    events = read_jsonl(run.run.events) if config.objective.name != "sft" else []
+    pairs: HeldOutPairs | HeldOutLabels | None = (
+        summarize_held_out_labels(job.held_out.lines, events)
+        if config.objective.labelled
+        else summarize_held_out_pairs(job.held_out.lines, events)
+    )
     return summary | {
         "output": str(result.output),
         "steps": result.counters.step,
         "seconds": result.counters.seconds,
         "loss": result.loss,
         "eval_loss": result.eval_loss,
-        **({} if pairs is None else {"held_out_pairs": dataclasses.asdict(pairs), "held_out_pairs_text": pairs.text}),
+        **({} if pairs is None else _held_out_preferences(pairs)),
         "rejected": result.counters.rejected,
         "resumed_from": result.resumed_from,
         "best_step": result.best_step,
@@ -400,13 +410,24 @@ def _train_once(
     }
 
 
+def _held_out_preferences(measured: HeldOutPairs | HeldOutLabels) -> dict[str, Any]:
+    """Return what the result says of held-out pairs or labelled answers."""
+    from surefit.evaluate.pairs import HeldOutPairs
+
+    name = "held_out_pairs" if isinstance(measured, HeldOutPairs) else "held_out_labels"
+    return {name: dataclasses.asdict(measured), f"{name}_text": measured.text}
+
+
 def _scorer(run: CheckedRun, data: TrainingData) -> Any:
     """Return the scorer for evaluation in training, or None; of several processes only the first calls it."""
+    from surefit.data.rows.layouts import without_undesirable
     from surefit.evaluate.in_training import build_scorer
 
     config = run.resolved.config
-    is_scored = config.evaluate.in_training and len(data.eval_rows) > 0
-    return build_scorer(config, run.recipe, data.tokenizer, data.held_out) if is_scored else None
+    if not config.evaluate.in_training or len(data.eval_rows) == 0:
+        return None
+    held_out = without_undesirable(data.held_out) if len(data.held_out) else data.held_out
+    return build_scorer(config, run.recipe, data.tokenizer, held_out)
 
 
 def _say_what_was_left_out(watcher: ProgressListener, rows: Any, skipped: Sequence[str], which: str = "") -> None:
@@ -422,7 +443,9 @@ def _say_what_was_left_out(watcher: ProgressListener, rows: Any, skipped: Sequen
             watcher.note(f"left out: {which}{number:,} of {total:,} {reason}")
     for location in skipped[:3]:
         watcher.note(f"  {location}")
-    if stats.split and not which:
+    if stats.split and rows.desirable is not None:
+        watcher.note(f"{which}{stats.split:,} pairs are two labelled answers each")
+    elif stats.split and not which:
         watcher.note(
             f"{stats.split:,} more examples than rows: the chat template rewrites earlier turns, so conversations are "
             "split at those turns"

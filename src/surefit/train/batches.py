@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import SureFitConfig, decided
 from surefit.data.tokens.cache import MASKED
-from surefit.data.tokens.collate import Item, collate, collate_packed, describe_pairs
+from surefit.data.tokens.collate import (
+    Item,
+    collate,
+    collate_packed,
+    count_targets,
+    describe_labelled,
+    describe_pairs,
+)
 from surefit.data.tokens.pack import distribute_bins, pack_for
 from surefit.data.tokens.shard_manifest import ShardedLengths
 from surefit.data.tokens.shared_prompts import collate_shared, count_shared_tokens
-from surefit.train.sampler import RowLengths, TokenizedRows, batch_rows, micro_batches
+from surefit.train.mismatched import choose_partners, mismatch, split_in_order
+from surefit.train.sampler import RowLengths, TokenizedRows, batch_rows, labels_of, micro_batches
 from surefit.train.step import Batch
 
 SCANNED = 5_000
@@ -38,6 +49,9 @@ class MicroBatcher:
     which a micro batch has room for twice as many tokens. With `speed.shared_prompts` a pair's prompt is in the row
     once, and counts once.
 
+    Of an objective on labelled answers, a micro batch has with it the mismatched rows of its rows
+    (train/mismatched.py), in batches of their own, none larger than a micro batch may be.
+
     Args:
         rows: tokenized rows.
         lengths: number of tokens of each row.
@@ -48,8 +62,9 @@ class MicroBatcher:
     Attributes:
         examples: number of examples: rows, or pairs of them.
         lengths: tokens of each example; of a pair that is padded, of two rows as long as its longer one.
-        reference: the reference's log-probabilities of each pair, (pairs, 2); None before they are known, for which 0
-            stands in.
+        reference: the reference's log-probabilities, (examples, 2): of a pair's two answers, or of a labelled answer
+            and of its mismatched one; None before they are known, for which 0 stands in.
+        partners: of labelled answers, the row whose answer each mismatched row has; else None.
     """
 
     def __init__(
@@ -74,6 +89,17 @@ class MicroBatcher:
         self.reference: npt.NDArray[np.float32] | None = None
         self.train, self.ranks = config.train, ranks
         self.capacity = self.answers * size * config.data.max_length
+        self.max_length = config.data.max_length
+        self.partners: npt.NDArray[np.int64] | None = None
+        if config.objective.labelled:
+            self.partners, self.desirable = choose_partners(rows, config.train.seed), labels_of(rows)
+
+    @property
+    def partners_sha256(self) -> list[str]:
+        """Return the hash of what the mismatched rows are made from beside the rows; nothing where there are none."""
+        if self.partners is None:
+            return []
+        return [hashlib.sha256(self.partners.tobytes() + str(self.max_length).encode()).hexdigest()]
 
     def of_step(self, step: int) -> list[list[int]]:
         """Return the row numbers of each micro batch of a step; 0 is the first step."""
@@ -106,8 +132,33 @@ class MicroBatcher:
         filled = items or [(np.array([self.pad_id]), np.array([MASKED]))]
         if self.shares and items:
             return collate_shared(items) | describe_pairs(items, self._reference_of(micro))
-        batch = collate_packed(filled) if self.packing else collate(filled, self.pad_id)
+        batch = self._collate(filled)
+        if self.partners is not None:
+            return batch | self._describe_labelled(micro, items)
         return batch if self.answers == 1 else batch | describe_pairs(items, self._reference_of(micro))
+
+    def _collate(self, items: Sequence[Item]) -> dict[str, Any]:
+        return collate_packed(items) if self.packing else collate(items, self.pad_id)
+
+    def _describe_labelled(self, micro: Sequence[int], items: Sequence[Item]) -> dict[str, Any]:
+        """Return what an objective on labelled answers needs of a micro batch, its mismatched rows included."""
+        assert self.partners is not None
+        reference = self._reference_of(micro)
+        assert reference is not None
+        mismatched = [
+            mismatch(item, self.rows[int(self.partners[row])], self.max_length)
+            for row, item in zip(micro, items, strict=True)
+        ]
+        capacity = self.capacity if self.packing else self.size * self.max_length
+        batches = [
+            self._collate(mismatched[part])
+            | {
+                "answer_targets": count_targets(mismatched[part]),
+                "reference_log_probs": torch.as_tensor(reference[part, 1], dtype=torch.float32),
+            }
+            for part in split_in_order([len(ids) for ids, _ in mismatched], capacity)
+        ]
+        return describe_labelled(items, [bool(self.desirable[row]) for row in micro], reference, batches)
 
     def items(self, micro: Sequence[int]) -> list[Item]:
         """Return the token rows of a micro batch, in its order; the two of a pair follow one another."""

@@ -1,8 +1,8 @@
-"""The first batch of pairs as a certificate: before any update the loss has a value that is known beforehand.
+"""The first batch of preferences as a certificate: before any update the loss has a value that is known beforehand.
 
-Where the reference is the start of the run (dpo), every reward is 0 and the loss is the objective's closed form there.
-A reference of another model, dropout, another template or a damaged file would all show as another loss. Without a
-reference (orpo, simpo) the loss is computed again in float64, from the logits of the same batch.
+Where the reference is the start of the run (dpo, kto), every reward is 0 and the loss is the objective's closed form
+there. A reference of another model, dropout, another template or a damaged file would all show as another loss. Without
+a reference (orpo, simpo) the loss is computed again in float64, from the logits of the same batch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from surefit.core.rundir import RunDir, write_json
 from surefit.parallel.engine import Engine
 from surefit.parallel.process_group import all_gather
 from surefit.train.loss import exact_token_losses
+from surefit.train.objectives.labels import LabelObjective, LabelTotals, answer_and_mismatched
 from surefit.train.objectives.pairs import Batch, PairObjective, PairTotals, evaluate_answers
 from surefit.train.sampler import dropout_seed
 
@@ -37,12 +38,13 @@ class FirstBatch:
 
     Attributes:
         objective: the objective's name, and `loss_type` of dpo.
-        pairs: pairs of the first step that were checked.
+        pairs: pairs, or labelled answers, of the first step that were checked.
         loss, expected: in training mode before any update; and its value as known beforehand, from `basis`.
         tolerance: largest accepted difference of both.
         offset: largest difference of an answer's log-probability from the reference's, in nats per token; None without
             a reference. `offset_tolerance` is the largest accepted one.
         passed: whether both are within their tolerance.
+        baseline: kto's KL baseline in nats, which is 0 as well; None for another objective.
     """
 
     objective: str
@@ -54,12 +56,16 @@ class FirstBatch:
     offset: float | None
     offset_tolerance: float
     passed: bool
+    baseline: float | None = None
 
     def text(self) -> str:
         """Return the result as one line."""
         rewards = "" if self.offset is None else f"rewards 0 (to {self.offset:.1e} nats per token), "
+        what = "pairs"
+        if self.baseline is not None:
+            what, rewards = "answers", f"{rewards}KL {self.baseline:.1e}, "
         return (
-            f"first batch: {self.objective}, {self.pairs} pairs: {rewards}loss {self.loss:.6f} = {self.basis} "
+            f"first batch: {self.objective}, {self.pairs} {what}: {rewards}loss {self.loss:.6f} = {self.basis} "
             f"{self.expected:.6f} (± {self.tolerance:.0e})"
         )
 
@@ -136,6 +142,46 @@ def _judge(
     name = f"dpo {section.loss_type}" if section.name == "dpo" else section.name
     measured = offset if section.has_reference else None
     return FirstBatch(name, totals.divisor, loss, expected, basis, tolerance, measured, limit, passed)
+
+
+@torch.no_grad()
+def check_first_labelled_batch(
+    model: torch.nn.Module,
+    batches: Sequence[Batch],
+    objective: LabelObjective,
+    config: SureFitConfig,
+    engine: Engine,
+) -> FirstBatch:
+    """Compare the loss of some micro batches of the first step of kto with its closed form, half the mean weight: every
+    reward and the KL baseline are 0.
+
+    Args:
+        model: in training mode, before any update; torch's random state is restored.
+        batches: this process's; together with the other processes' at least one row.
+    """
+    section, chunked = objective.section, config.speed.chunked_loss
+    totals = LabelTotals(*(int(engine.total(count)) for count in objective.totals(batches)))
+    loss = offset = 0.0
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+        torch.manual_seed(dropout_seed(config.train.seed, 0, engine.data_rank))
+        objective = objective.for_batch(model, batches, totals, chunked, engine)
+        for batch in batches:
+            torch.manual_seed(dropout_seed(config.train.seed, 0, engine.data_rank))
+            loss += engine.measure(model, batch, objective.loss_of(totals, chunked, [], []))
+            if not batch["desirable"]:
+                continue
+            log_probs = answer_and_mismatched(model, batch, chunked).cpu()
+            targets = [batch["answer_targets"], [n for part in batch["mismatched"] for n in part["answer_targets"]]]
+            offsets = (log_probs - batch["reference_log_probs"]).abs() / torch.tensor(targets).T
+            offset = max(offset, float(offsets.nan_to_num(nan=math.inf).max()))
+    offset = max(all_gather(offset, engine.world))  # all processes judge alike: one that goes on alone would wait
+    undesirable = totals.divisor - totals.desirable
+    weights = section.desirable_weight * totals.desirable + section.undesirable_weight * undesirable
+    loss, expected = engine.total(loss) / totals.divisor, weights / (2 * totals.divisor)
+    tolerance, limit = LOSS_TOLERANCE[config.model.dtype] * max(1.0, expected), OFFSET_TOLERANCE[config.model.dtype]
+    passed = abs(loss - expected) <= tolerance and offset <= limit  # False for NaN
+    basis, baseline = "half the mean weight", objective.baseline
+    return FirstBatch(section.name, totals.divisor, loss, expected, basis, tolerance, offset, limit, passed, baseline)
 
 
 def failed_first_batch(result: FirstBatch, model: torch.nn.Module, run: RunDir) -> GateError:

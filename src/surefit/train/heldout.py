@@ -37,7 +37,7 @@ class HeldOutEvaluation:
         memory: gets the phase "eval" during a measurement.
         score: computes the task's scores, on rank 0 only; None for none.
         engine: execution engine, which distributes the rows over processes.
-        objective: what the loss is; of pairs, its metrics are measured with it.
+        objective: what the loss is; the metrics of a preference objective are measured with it.
 
     Attributes:
         lines: log lines of all measurements of the run, those before a resume included.
@@ -131,7 +131,8 @@ class HeldOutEvaluation:
         # The loss of pairs is no mean log-probability, so that it has no perplexity.
         more: dict[str, float] = {"eval_perplexity": perplexity(loss)}
         if metrics:
-            more = {"eval_pairs": self.batches.examples} | {f"eval_{name}": v for name, v in metrics.items()}
+            more = {"eval_pairs": self.batches.examples} if self.batches.answers > 1 else {}
+            more |= {f"eval_{name}": value for name, value in metrics.items()}
         line = {"step": step, "eval_loss": loss, "eval_tokens": tokens, **more}
         self._note(self.log.append(dict(scores) | line))
 

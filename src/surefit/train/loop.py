@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from surefit.checkpoint.manager import versions
 from surefit.checkpoint.snapshot import build_checkpoint_state
+from surefit.config.by_objective import require_several_rows
 from surefit.config.capabilities import require_compatible_settings
 from surefit.config.resolve import iter_config_values, optimizer_steps
 from surefit.config.schema import SureFitConfig, decided
@@ -38,18 +39,19 @@ from surefit.train.divergence import MAX_REJECTED_IN_A_ROW, build_divergence_err
 from surefit.train.dry_pass import run_dry_pass
 from surefit.train.expert_use import ExpertUse
 from surefit.train.export import export_trained_model, tensors_to_save
-from surefit.train.first_batch import check_first_batch, failed_first_batch
+from surefit.train.first_batch import check_first_batch, check_first_labelled_batch, failed_first_batch
 from surefit.train.heldout import HeldOutEvaluation
 from surefit.train.identity import build_run_identity, execution_settings
 from surefit.train.inputs import Callbacks, TrainingData, TrainingEnvironment
 from surefit.train.loss import require_whole_routing
 from surefit.train.objectives.build import build_objective
+from surefit.train.objectives.labels import LabelObjective
 from surefit.train.objectives.pairs import PairObjective
 from surefit.train.optim import MasterOptimizer, make_optimizer
 from surefit.train.out_of_memory import explain_out_of_memory
 from surefit.train.preflight import AUDITED, require_sound_batches
 from surefit.train.progress import Counters, TrainResult
-from surefit.train.reference import StoredReference, reference_key, switch_off_dropout
+from surefit.train.reference import StoredReference, key_with_partners, reference_key, switch_off_dropout
 from surefit.train.reporting import EtaEstimator, StepReporter, build_mfu_meter
 from surefit.train.sampler import dropout_seed, fingerprint_rows, fingerprint_training_rows
 from surefit.train.scaling import LossScale
@@ -89,6 +91,7 @@ class Trainer:
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
         require_compatible_settings(config)
+        require_several_rows(config)
         require_whole_routing(model, config.parallel)
         rows, tokenizer, facts, hardware = data.rows, data.tokenizer, environment.model, environment.hardware
         self.engine = engine = environment.engine or SINGLE
@@ -240,8 +243,10 @@ class Trainer:
         """
         if not self.config.objective.has_reference:
             return
+        partners = [*self.batches.partners_sha256, *self.held_out.batches.partners_sha256]
         stored = StoredReference(
-            self.run.reference, self.reference_key, self.batches, self.held_out.batches, self.total_steps,
+            self.run.reference, key_with_partners(self.reference_key, partners), self.batches,
+            self.held_out.batches, self.total_steps,
             execution_settings(self.config, self.engine.name, self.engine.data_size) | versions(),
             self.engine,
         )  # fmt: skip
@@ -267,24 +272,28 @@ class Trainer:
             if not finished:
                 self._leave_if_asked(stop)
             self.note(
-                f"reference: {missing:,} pairs under the model of step 0, {duration_text(time.perf_counter() - start)}"
+                f"reference: {missing:,} {self.config.objective.examples_name} under the model of step 0, "
+                f"{duration_text(time.perf_counter() - start)}"
             )
         stored.hand_out()
         if self.world.is_first and self.counters.step == 0 and (means := stored.held_out_means()) is not None:
             self.run.note("train", PAIRS_AT_START, chosen=means[0], rejected=means[1])
 
     def _check_first_batch(self) -> None:
-        """Check the first batch of pairs against its known loss (train/first_batch.py).
+        """Check the first batch of a preference objective against its known loss (train/first_batch.py).
 
         Raises:
             GateError: they differ.
         """
-        if not isinstance(self.objective, PairObjective):
+        if not isinstance(self.objective, PairObjective | LabelObjective):
             return
         micros = self.batches.of_step(0)[: AUDITED * self.batches.ranks]
         batches = [self.batches.make(micro) for micro in self.batches.share(micros, self.engine.data_rank)]
         with self._explained("in the check of the first batch, before the first step"):
-            result = check_first_batch(self.model, batches, self.objective, self.config, self.engine)
+            if isinstance(self.objective, LabelObjective):
+                result = check_first_labelled_batch(self.model, batches, self.objective, self.config, self.engine)
+            else:
+                result = check_first_batch(self.model, batches, self.objective, self.config, self.engine)
         self.expert_use.taken()  # discard the counts of the check
         if self.world.is_first:
             with skip_if_disk_full():

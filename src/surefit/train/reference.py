@@ -1,11 +1,13 @@
-"""The stored reference: the log-probabilities of a run's pairs under the model as it is before the first step.
+"""The stored reference: the log-probabilities of a run's examples under the model as it is before the first step.
 
-One forward pass over the pairs that the run will see, with the very model that is about to be trained: new factors are
-still zero, an adapter that is continued is in place. So the reference is the start of the run by construction, for
-LoRA, a continued adapter, full fine-tuning and quantized weights alike, and no second model is held.
+One forward pass over the pairs that the run will see, or over the labelled answers and their mismatched ones
+(train/mismatched.py), with the very model that is about to be trained: new factors are still zero, an adapter that is
+continued is in place. So the reference is the start of the run by construction, for LoRA, a continued adapter, full
+fine-tuning and quantized weights alike, and no second model is held.
 
-RUN/reference.safetensors    train  (pairs, 2) float32  chosen and rejected, in nats; NaN for pairs that no step sees
-                             eval   (held-out pairs, 2)
+RUN/reference.safetensors    train  (examples, 2) float32  chosen and rejected, or the answer and the mismatched one, in
+                                                       nats; NaN for examples that no step sees
+                             eval   (held-out examples, 2)
                              metadata: {"key": …}, the hash of all that the numbers depend on, {"sha256": …}, the
                              numbers' own, and {"rounding": …}, settings that decide their last bits
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,12 @@ from surefit.parallel.engine import Engine
 from surefit.parallel.process_group import all_gather, run_on_rank0
 from surefit.train.batches import MicroBatcher
 from surefit.train.loss import token_losses
+from surefit.train.objectives.labels import answer_and_mismatched
 from surefit.train.objectives.pairs import Batch, evaluate_answers
 from surefit.train.sampler import DatasetFingerprint
 
 SAVED_EVERY = 256
-"""Pairs between two saves of a pass; at least a hundredth of all pairs."""
+"""Examples between two saves of a pass; at least a hundredth of all examples."""
 
 FACTOR = re.compile(r"(\.lora_(?:embedding_)?)([AB])\.")
 """LoRA's two factors, by the names of PEFT; of a new pair one is zero, an embedding's A or another layer's B."""
@@ -50,9 +53,14 @@ References = dict[str, npt.NDArray[np.float32]]
 """The tensors of the file: train and eval."""
 
 
-def reference_key(model: torch.nn.Module, dtype: str, survey: DatasetFingerprint, held_out: DatasetFingerprint) -> str:
+def reference_key(
+    model: torch.nn.Module,
+    dtype: str,
+    survey: DatasetFingerprint,
+    held_out: DatasetFingerprint,
+) -> str:
     """Return the hash of all that a reference depends on: every weight of the model at step 0 (the base's, with the
-    scales of quantized ones, and the adapter's), the dtype of the computation, and the tokens of all pairs. About a
+    scales of quantized ones, and the adapter's), the dtype of the computation, and the tokens of all examples. About a
     second per GB of weights.
 
     A factor of LoRA counts only where the other one is not zero: a new one is random, and of no effect.
@@ -67,6 +75,12 @@ def reference_key(model: torch.nn.Module, dtype: str, survey: DatasetFingerprint
     tensors = [*(tensor for name, tensor in named.items() if name not in idle), *_other_tensors(model)]
     weights = sorted(map(tensor_sha256, tensors))
     return hashlib.sha256(json.dumps([dtype, survey.sha256, held_out.sha256, weights]).encode()).hexdigest()
+
+
+def key_with_partners(key: str, partners: Sequence[str]) -> str:
+    """Return `reference_key` with the hashes of what mismatched answers are made from, where there are any
+    (`MicroBatcher.partners_sha256`)."""
+    return hashlib.sha256(json.dumps([key, *partners]).encode()).hexdigest() if partners else key
 
 
 def _other_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -166,11 +180,11 @@ class StoredReference:
         return ("found", values) if continues or metadata.get("rounding") == self.rounding else ("otherwise", {})
 
     def missing(self) -> int:
-        """Return the number of pairs that the run needs and the file lacks."""
+        """Return the number of examples that the run needs and the file lacks."""
         return sum(len(micro) for _, micro in self._pending())
 
     def _pending(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield the micro batches with a pair that is not known yet, in the order of the steps, then the held-out
+        """Yield the micro batches with an example that is not known yet, in the order of the steps, then the held-out
         ones."""
         train, seen = self.batchers["train"], _known(self.values["train"])
         for step in range(self.steps):
@@ -233,12 +247,16 @@ class StoredReference:
         def losses_of(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
             return token_losses(model, batch, chunked)[0]
 
-        answers = evaluate_answers(self.engine, model, self.batchers[name].make(micro), losses_of)
-        values: npt.NDArray[np.float32] = answers.log_probs.float().cpu().numpy()
+        batch = self.batchers[name].make(micro)
+        if "mismatched" in batch:  # in whole models only: a process without a micro batch has nothing to gather
+            log_probs = answer_and_mismatched(model, batch, chunked) if micro else torch.zeros(0, 2)
+        else:
+            log_probs = evaluate_answers(self.engine, model, batch, losses_of).log_probs
+        values: npt.NDArray[np.float32] = log_probs.float().cpu().numpy()
         return values
 
     def _fill(self, name: str, micro: list[int], values: npt.NDArray[np.float32]) -> None:
-        """Take over what is not known yet: a later micro batch may repeat a pair, padded otherwise."""
+        """Take over what is not known yet: a later micro batch may repeat an example, padded otherwise."""
         for pair, value in zip(micro, values, strict=True):
             if np.isnan(self.values[name][pair]).any():
                 self.values[name][pair] = value
@@ -249,9 +267,14 @@ class StoredReference:
         run_on_rank0(self.engine.world, lambda: write_atomic(self.path, content))
 
     def held_out_means(self) -> tuple[float, float] | None:
-        """Return the mean log-probability of the held-out pairs' chosen and rejected answers; None without pairs."""
-        values = self.values["eval"]
-        return (float(values[:, 0].mean()), float(values[:, 1].mean())) if len(values) else None
+        """Return the mean log-probability of the held-out pairs' chosen and rejected answers, or of the desirable and
+        the undesirable ones; None without answers of both kinds."""
+        values, batcher = self.values["eval"], self.batchers["eval"]
+        if batcher.partners is None:
+            kinds = [values[:, 0], values[:, 1]]
+        else:
+            kinds = [values[batcher.desirable, 0], values[~batcher.desirable, 0]]
+        return (float(kinds[0].mean()), float(kinds[1].mean())) if all(map(len, kinds)) else None
 
     def hand_out(self) -> None:
         """Give the batchers their numbers."""
@@ -261,9 +284,9 @@ class StoredReference:
 
 def _require_finite(values: npt.NDArray[np.float32], micro: list[int]) -> None:
     if not np.isfinite(values).all():
-        pair = micro[int(np.argmin(np.isfinite(values).all(axis=1)))]
+        number = micro[int(np.argmin(np.isfinite(values).all(axis=1)))]
         raise GateError(
-            f"the log-probability of an answer is not finite under the model before the first step: pair {pair}",
+            f"the log-probability of an answer is not finite under the model before the first step: example {number}",
             code="E5842",
             field="model.dtype",
             help="the base model overflows on these tokens: try bfloat16 or float32; no step was taken",
@@ -275,5 +298,5 @@ def _sha256(values: References) -> str:
 
 
 def _known(values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Return which pairs have both of their numbers."""
+    """Return which examples have both of their numbers."""
     return np.asarray(~np.isnan(values).any(axis=1), dtype=np.bool_)

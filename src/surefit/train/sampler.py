@@ -35,6 +35,15 @@ class TokenizedRows(Protocol):
     def __getitem__(self, index: int, /) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
 
 
+def labels_of(rows: TokenizedRows) -> npt.NDArray[np.bool_]:
+    """Return which rows are desirable answers, from rows that were tokenized with their labels."""
+    desirable: npt.NDArray[np.bool_] | None = getattr(rows, "desirable", None)
+    if desirable is None:
+        assert len(rows) == 0, "rows of an objective on labelled answers have labels"
+        return np.empty(0, np.bool_)
+    return desirable
+
+
 RowLengths = npt.NDArray[np.int64] | ShardedLengths
 """Number of tokens of each row; indexed by one row number or by several."""
 
@@ -45,7 +54,8 @@ class DatasetFingerprint:
 
     Attributes:
         lengths: number of tokens of each row.
-        sha256: hash of all ids and labels; a resumed run must have the same.
+        sha256: hash of all ids and labels, also of those that say which answers are desirable; a resumed run must have
+            the same.
         supervised: number of tokens that the loss counts; 0 for prepared data, where it is not needed.
     """
 
@@ -96,6 +106,8 @@ def fingerprint_rows(rows: TokenizedRows, look: Callable[[int, int, int], None] 
         lengths[index] = len(ids)
         for part in (lengths[index : index + 1], ids, labels):
             digest.update(np.ascontiguousarray(part, dtype=np.int32).data)
+    if getattr(rows, "desirable", None) is not None:
+        digest.update(labels_of(rows).tobytes())
     return DatasetFingerprint(lengths, digest.hexdigest(), supervised)
 
 

@@ -13,6 +13,7 @@ import torch
 from surefit.data.tokens.collate import count_batch_tokens
 from surefit.parallel.engine import SINGLE, Engine, LossFunction
 from surefit.train.loss import loss_sum, supervised_tokens
+from surefit.train.objectives.labels import LabelObjective
 from surefit.train.objectives.pairs import Measured
 from surefit.train.optim import clip_factor, gradient_norm
 from surefit.train.scaling import LossScale
@@ -30,7 +31,7 @@ class OptimizerLike(Protocol):
 
 class Objective(Protocol):
     """What training optimizes: `CrossEntropy`, or `train.objectives.pairs.PairObjective`, which documents each
-    member."""
+    member, or `train.objectives.labels.LabelObjective`, which also needs a number of the whole global batch."""
 
     @property
     def summed(self) -> int: ...
@@ -86,7 +87,8 @@ class StepResult:
 
     Attributes:
         loss: mean loss of the whole global batch before the update: of the cross-entropy in nats over its supervised
-            tokens, or of a preference objective over its pairs.
+            tokens, or of a preference objective over its pairs or
+            rows.
         router_loss: load-balancing loss that was added to it before the backward pass (train/loss.py); None without.
         grad_norm: 2-norm over all gradients, before clipping.
         tokens: tokens that are not padding.
@@ -119,9 +121,9 @@ def train_step(
 ) -> StepResult:
     """Run forward, loss and backward over every micro batch; clip; apply or reject the update; clear the gradients.
 
-    Each micro batch's summed loss is divided by the supervised tokens (or the pairs) of *all* of them, so the gradient
-    is the gradient of the mean over the global batch whatever the micro batches are: 1 × 8 equals 8 × 1, also with
-    uneven lengths, padded or packed. If the loss or the gradient norm is not finite the optimizer is not called:
+    Each micro batch's summed loss is divided by the supervised tokens (or pairs, or rows) of *all* of them, so the
+    gradient is the gradient of the mean over the global batch whatever the micro batches are: 1 × 8 equals 8 × 1, also
+    with uneven lengths, padded or packed. If the loss or the gradient norm is not finite the optimizer is not called:
     weights and optimizer state stay as they are.
 
     Args:
@@ -138,6 +140,8 @@ def train_step(
     local = objective.totals(micro_batches)
     totals = type(local)(*(int(engine.total(count)) for count in local))
     assert totals.divisor > 0, "the caller drops rows without supervised tokens"
+    if isinstance(objective, LabelObjective):
+        objective = objective.for_batch(model, micro_batches, totals, chunked, engine)
     scale = 1.0 if scaling is None else scaling.value
     balance: list[torch.Tensor] = []
     sums: list[torch.Tensor] = []

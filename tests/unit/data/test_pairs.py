@@ -266,7 +266,7 @@ def test_scores_that_make_no_pair(tmp_path, completions, field):
         ({"prompt": ASK, "Better": GOOD, "Worse": BAD}, "data.columns: {chosen: Better, rejected: Worse}"),
         ({"prompt": ASK, "completion": GOOD}, "objective: sft"),
         ({"messages": [USER, CHOSEN]}, "objective: sft"),
-        ({"prompt": ASK, "completion": GOOD, "label": True}, "label are KTO's"),
+        ({"prompt": ASK, "completion": GOOD, "label": True}, "objective: kto"),
     ],
 )  # fmt: skip
 def test_rows_that_are_no_pairs_are_told_what_to_write(tmp_path, row, help_text):

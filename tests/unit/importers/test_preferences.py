@@ -104,6 +104,19 @@ IMPORTED = [
     ("swift", "rlhf_type: simpo\n", {"name": "simpo", "beta": 2.0, "sft_weight": 1.0}),
     ("swift", "rlhf_type: orpo\nbeta: 0.3\n", {"name": "orpo", "beta": 0.3}),
     ("swift", "", {}),
+    ("trl", "desirable_weight: 1.3\n", {"name": "kto", "beta": 0.1, "desirable_weight": 1.3}),
+    ("trl", "loss_type: kto\nbeta: 0.2\n", {"name": "kto", "beta": 0.2}),
+    (
+        "axolotl",
+        "rl: kto\nremove_unused_columns: false\nkto_undesirable_weight: 2.0\nrl_beta: 0.3\n",
+        {"name": "kto", "beta": 0.3, "undesirable_weight": 2.0},
+    ),
+    (
+        "llamafactory",
+        "stage: kto\nkto_chosen_weight: 1.5\nkto_rejected_weight: 0.5\n",
+        {"name": "kto", "beta": 0.1, "desirable_weight": 1.5, "undesirable_weight": 0.5},
+    ),
+    ("swift", "rlhf_type: kto\ndesirable_weight: 1.2\n", {"name": "kto", "beta": 0.1, "desirable_weight": 1.2}),
 ]
 
 
@@ -116,18 +129,15 @@ def test_the_objective_is_imported(tool: str, more: str, wanted: dict[str, Any],
     ("tool", "more", "reason"),
     [
         ("trl", "beta: 0.1\nloss_type: hinge\n", "sigmoid, ipo and sigmoid_norm"),
-        ("trl", "desirable_weight: 1.3\n", "does not train KTO yet"),
+        ("trl", "desirable_weight: 1.3\nloss_type: apo_zero_unpaired\n", "not one without a baseline"),
         ("trl", "center_rewards_coefficient: 0.01\n", "does not train reward models yet"),
-        ("axolotl", "rl: kto\nremove_unused_columns: false\n", "does not train KTO yet"),
         ("axolotl", "reward_model: true\n", "does not train reward models yet"),
         ("axolotl", "rl: grpo\n", "not on rewards"),
         ("axolotl", "rl: simpo\nrl_beta: 0.01\nsimpo_gamma: 1.5\n", "gamma_beta_ratio would be 150"),
         ("llamafactory", "stage: dpo\npref_loss: simpo\npref_beta: 0.001\n", "gamma_beta_ratio would be 500"),
-        ("llamafactory", "stage: kto\n", "does not train KTO yet"),
         ("llamafactory", "stage: rm\n", "does not train reward models yet"),
         ("llamafactory", "stage: dpo\npref_loss: hinge\n", "sigmoid, ipo and sigmoid_norm"),
         ("llamafactory", "stage: ppo\nreward_model: a/b\n", "not on rewards"),
-        ("swift", "rlhf_type: kto\n", "does not train KTO yet"),
         ("swift", "rlhf_type: grpo\n", "not on rewards"),
     ],
 )
@@ -173,6 +183,8 @@ FAULTS = [
     ("axolotl", "rl: dpo\ndpo_padding_free: true\n", "ARG003", "dpo_padding_free"),
     ("axolotl", "rl: kto\nremove_unused_columns: false\nprecompute_ref_log_probs: true\n", "ARG003",
      "precompute_ref_log_probs"),
+    ("axolotl", "rl: kto\nremove_unused_columns: false\n", "PRF012", "micro_batch_size"),
+    ("swift", "rlhf_type: kto\nper_device_train_batch_size: 1\n", "PRF011", "per_device_train_batch_size"),
     ("axolotl", "rl: dpo\ndpo_label_smoothing: 0.1\n", "ARG003", "dpo_label_smoothing"),
     ("axolotl", "rl: dpo\ndpo_use_liger_kernel: true\nprecompute_ref_log_probs: true\n", "CFG004",
      "precompute_ref_log_probs"),
@@ -211,7 +223,6 @@ def code_of(problem: Any) -> str:
         ("trl", "beta: 0.1\nloss_type: robust\nlabel_smoothing: 0.1\nnum_train_epochs: 1\nlearning_rate: 1e-5\n"),
         ("trl", "desirable_weight: 1.0\nper_device_train_batch_size: 4\nnum_train_epochs: 1\nlearning_rate: 5e-6\n"),
         ("axolotl", "rl: dpo\nlora_model_dir: saves/sft\n"),
-        ("axolotl", "rl: kto\nremove_unused_columns: false\n"),
         (
             "llamafactory",
             "stage: dpo\nadapter_name_or_path: saves/sft\ncreate_new_adapter: true\nnum_train_epochs: 1\n",

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from surefit.core.errors import DataError, RecipeError
 from surefit.core.sampling import split_by_total_size
+from surefit.data.audit.labelled import LabelFacts, label_facts
 from surefit.data.audit.languages import count_languages
 from surefit.data.audit.near_duplicates import Hashes, text_keys
 from surefit.data.audit.pairs import TRUNCATED, PairFacts, find_alike_answers, find_swapped_scores, pair_facts
@@ -102,6 +103,7 @@ class ChunkStats:
         asked: texts of the users; empty where prompts are not compared.
         empty: whether a row has no text, or no answer.
         pairs: number of the row and facts of each pair of answers.
+        labels: number of the row and facts of each labelled answer.
     """
 
     tally: DetectorTally
@@ -121,6 +123,7 @@ class ChunkStats:
     asked: list[str] = field(default_factory=list)
     empty: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     pairs: list[tuple[int, PairFacts]] = field(default_factory=list)
+    labels: list[tuple[int, LabelFacts]] = field(default_factory=list)
 
 
 def build_converter(question: AuditJob) -> Callable[[Mapping[str, Any]], Example] | None:
@@ -182,6 +185,12 @@ class ChunkAuditor:
             asked=prompts,
             empty=empty,
             pairs=self._pairs(first, rows, examples, tally),
+            labels=[
+                (index, facts)
+                for index, example in enumerate(examples, start=first)
+                if example is not None
+                for facts in label_facts(example)
+            ],
         )
 
     def _pairs(

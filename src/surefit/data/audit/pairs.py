@@ -72,11 +72,11 @@ def pair_facts(example: Example) -> PairFacts:
     assert example.rejected is not None
     chosen, rejected = example.messages[-1], example.rejected[-1]
     return PairFacts(
-        _hash([example.prompt, example.tools]),
-        _hash(_answer(chosen)),
-        _hash(_answer(rejected)),
-        len(_text(chosen)),
-        len(_text(rejected)),
+        prompt_hash(example),
+        answer_hash(chosen),
+        answer_hash(rejected),
+        len(turn_content(chosen)),
+        len(turn_content(rejected)),
     )
 
 
@@ -85,10 +85,10 @@ def find_alike_answers(example: Example) -> list[tuple[str, str]]:
     assert example.rejected is not None
     chosen, rejected = example.messages[-1], example.rejected[-1]
     if _answer(chosen) == _answer(rejected):
-        return [(IDENTICAL, f"both answers are {_text(chosen)[:60]!r}")]
+        return [(IDENTICAL, f"both answers are {turn_content(chosen)[:60]!r}")]
     if chosen.get("tool_calls") != rejected.get("tool_calls"):
         return []
-    similarity = word_similarity(_text(chosen), _text(rejected))
+    similarity = word_similarity(turn_content(chosen), turn_content(rejected))
     return [(NEAR, f"the answers have {similarity:.0%} of their words in common")] if similarity >= ALIKE else []
 
 
@@ -225,13 +225,24 @@ def observe_pairs(
     }
 
 
-def _text(turn: Message) -> str:
+def prompt_hash(example: Example) -> bytes:
+    """Return the hash of an example's prompt: system message, turns and tools."""
+    return _hash([example.prompt, example.tools])
+
+
+def answer_hash(turn: Message) -> bytes:
+    """Return the hash of an answer: its text without white space at its ends, its calls and its reasoning."""
+    return _hash(_answer(turn))
+
+
+def turn_content(turn: Message) -> str:
+    """Return an answer's text without white space at its ends."""
     return str(turn.get("content") or "").strip()
 
 
 def _answer(turn: Message) -> list[Any]:
     others = {key: value for key, value in turn.items() if key not in ("role", "content", "weight")}
-    return [_text(turn), others]
+    return [turn_content(turn), others]
 
 
 def _hash(value: Any) -> bytes:

@@ -23,6 +23,7 @@ from surefit.core import env, processes
 from surefit.core.progress import OnProgress, ignore_progress
 from surefit.data.audit import chunk
 from surefit.data.audit.chunk import DIGEST, AuditJob, ChunkAuditor, ChunkStats
+from surefit.data.audit.labelled import LabelFacts, observe_all_labels
 from surefit.data.audit.lengths import LengthCounts
 from surefit.data.audit.near_duplicates import find_near_duplicates, match_near_duplicates
 from surefit.data.audit.pairs import IDENTICAL, NEAR, SWAPPED, TRUNCATED, PairFacts, observe_all_pairs
@@ -290,6 +291,7 @@ class MergedStats:
         self.keys, self.prompt_keys = SpooledKeys(spool, "keys"), SpooledKeys(spool, "prompt_keys")
         self.texts, self.asked = spool.texts("texts"), spool.texts("asked")
         self.pairs: list[tuple[int, PairFacts]] = []
+        self.labels: list[tuple[int, LabelFacts]] = []
 
     def __len__(self) -> int:
         return len(self.contents)
@@ -306,6 +308,7 @@ class MergedStats:
         self.learnt.add(part.learnt)
         self.whole.add(part.given + part.learnt)
         self.pairs += part.pairs
+        self.labels += part.labels
         for name in ("contents", "targets", "prompts", "empty", "longest", "keys", "prompt_keys", "texts", "asked"):
             getattr(self, name).append(getattr(part, name))
 
@@ -332,7 +335,8 @@ def _observations(question: AuditJob, seen: MergedStats) -> dict[str, Observatio
         observations[name] = seen.tally.observation(name, total, where, _detail(name, question, seen))
     if question.target:
         observations["constant_target"] = _observe_constant_target(seen)
-    return observations | _observe_duplicates(seen) | _observe_pairs(question, seen)
+    labels = observe_all_labels(seen.labels, seen.spool.where)
+    return observations | _observe_duplicates(seen) | _observe_pairs(question, seen) | labels
 
 
 def _observe_pairs(question: AuditJob, seen: MergedStats) -> dict[str, Observation]:

@@ -20,38 +20,48 @@ CONVERSATIONS = ("messages", "conversations", "contents")
 """Columns that hold a list of turns, or the list as JSON text."""
 PAIR_OBJECTIVES = ("dpo", "orpo", "simpo")
 """Objectives that compare a chosen with a rejected answer."""
+LABEL_OBJECTIVES = ("kto",)
+"""Objectives that read labelled answers."""
 TURN_KEYS = ("role", "content")
 """Keys of `data.columns` that name a message's own keys."""
 READ = (
     "messages", "conversations", "contents", "prompt", "completion", "instruction", "input", "output", "history",
     "text", "system", "tools", "input_ids", "labels", *TURN_KEYS,
     "chosen", "rejected", "preferred_output", "non_preferred_output", "completions", "rejected_response",
+    "label",
 )  # fmt: skip
 """Columns that the general formats read, and so can be given another name."""
 
 
 def recipe_for(recipe: TaskRecipe, config: SureFitConfig) -> TaskRecipe:
-    """Return the recipe, reading the columns and roles that `data.columns` and `data.roles` name, and pairs for an
-    objective that compares two answers.
+    """Return the recipe, reading the columns and roles that `data.columns` and `data.roles` name, and pairs or
+    labelled answers for an objective that learns from preferences.
 
     Raises:
-        DataError: the objective needs pairs, and the recipe reads columns of its own.
+        DataError: the objective needs pairs or labels, and the recipe reads columns of its own.
     """
-    section, pairs = config.data, config.objective.name in PAIR_OBJECTIVES
-    if pairs and (recipe.columns or recipe.parts):
+    section, name = config.data, config.objective.name
+    pairs, labelled = name in PAIR_OBJECTIVES, name in LABEL_OBJECTIVES
+    if (pairs or labelled) and (recipe.columns or recipe.parts):
+        needs = (
+            "compares two answers, but rows of the recipe {} have one" if pairs else "needs a label for each answer, "
+        )
+        needs += "" if pairs else "which rows of the recipe {} do not have"
+        reads = "pairs (prompt, chosen, rejected)" if pairs else "labelled answers (prompt, completion, label)"
         raise DataError(
-            f"objective: {config.objective.name} compares two answers, but rows of the recipe {recipe.name} have one",
+            f"objective: {name} {needs.format(recipe.name)}",
             code="E4820",
             field="recipe",
-            help="write recipe: chat, which reads pairs (prompt, chosen, rejected), or remove objective",
+            help=f"write recipe: chat, which reads {reads}, or remove objective",
         )
-    if not section.columns and not section.roles and not pairs:
+    if not section.columns and not section.roles and not pairs and not labelled:
         return recipe
     return replace(
         recipe,
         column_names=dict(section.columns),
         role_names={str(role): name for role, name in section.roles.items()},
         pairs=pairs,
+        labelled=labelled,
     )
 
 

@@ -19,6 +19,13 @@ from surefit.data.read.load import Rows, load_rows
 from surefit.data.rows.cloud_layouts import TEXT_ALONE
 from surefit.data.rows.columns import ColumnNames
 from surefit.data.rows.conversion import REMEMBERED_ROWS, RowConversion
+from surefit.data.rows.labelled import (
+    PREFERENCE_COLUMNS,
+    label_column,
+    labelled_conversation,
+    preference_from_label,
+    read_label,
+)
 from surefit.data.rows.messages import (
     messages_from_sharegpt,
     parse_conversation,
@@ -46,15 +53,6 @@ HELD_OUT = "heldout.jsonl"
 PROMPT_COLUMNS = ("messages", "conversations", "contents", "prompt", "instruction", "text")
 """Columns that hold the prompt of rows that are only to be answered."""
 SKIP_ROWS_HELP = "set data.bad_rows: skip to leave them out (counted)"
-PREFERENCE_COLUMNS = ("label", "kto_tag")
-"""Columns in which KTO's data sets tell whether an answer is a good one: TRL's and ms-swift's, LLaMA-Factory's."""
-_PREFERRED = frozenset(["true", "chosen", "desirable"])
-_NOT_PREFERRED = frozenset(["false", "rejected", "undesirable", "dispreferred"])
-"""Values of a `label` that have KTO's meaning: TRL defines a bool, which a CSV file writes as text; the words have no
-other meaning. A number, or a word such as bad or wrong, is as often a class."""
-_GOOD = _PREFERRED | {"1", "1.0", "good", "correct", "accepted"}
-_BAD = _NOT_PREFERRED | {"0", "0.0", "bad", "incorrect", "wrong"}
-"""Further values that count in `kto_tag`, a column that only KTO's data sets have."""
 SHOWN = 5
 """Problems that one error lists; the others are only counted."""
 
@@ -173,10 +171,12 @@ PAIR_LAYOUTS = {
     "scored_answers": Layout(("completions",), scored_answers_row),
 }
 """The layouts of pairs, which a preference objective reads in place of `LAYOUTS`; `normal` gives `rejected` as well."""
+LABELLED = ("messages", "sharegpt", "prompt_completion", "alpaca", "gemini")
+"""The layouts that kto reads where a row has a label; a pair without one is two labelled answers."""
 OPTIONAL = {
-    "messages": ("system", "tools"), "sharegpt": ("system", "tools"), "gemini": ("system", "tools"),
-    "prompt_completion": ("system", "tools"),
-    "alpaca": ("input", "history", "system", "tools"), "text": (), "tokens": ("labels",),
+    "messages": ("system", "tools", "label"), "sharegpt": ("system", "tools", "label"),
+    "gemini": ("system", "tools", "label"), "prompt_completion": ("system", "tools", "label"),
+    "alpaca": ("input", "history", "system", "tools", "label"), "text": (), "tokens": ("labels",),
     "pairs": (*PAIR_PROMPTS, "input", "history", "system", "tools"), "openai_pairs": (),
     "swift_pairs": ("system", "tools"),
     "scored_answers": (*PAIR_PROMPTS, "input", "history", "system", "tools"),
@@ -193,12 +193,14 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
     if recipe.columns:
         _require(columns, recipe.columns_in(columns), f"the recipe {recipe.name}")
         return "recipe"
-    layouts = layouts_of(recipe)
+    layouts = layouts_of(recipe, columns)
     for name, layout in layouts.items():
         if all(column in columns for column in layout.columns):
             return name
     if recipe.pairs:
         raise _no_pairs(columns)
+    if recipe.labelled:
+        raise _no_labels(columns)
     formats = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in layouts.items())
     advice = suggest_layout(columns)
     raise DataError(
@@ -209,8 +211,12 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
     )
 
 
-def layouts_of(recipe: TaskRecipe) -> dict[str, Layout]:
-    """Return the layouts that a recipe without its own columns reads: those of pairs for a preference objective."""
+def layouts_of(recipe: TaskRecipe, columns: Sequence[str]) -> dict[str, Layout]:
+    """Return the layouts that a recipe without its own columns reads in rows with these columns: those of pairs for a
+    preference objective, and for kto those of single answers as well, where there is a label."""
+    if recipe.labelled:
+        labelled = {name: LAYOUTS[name] for name in LABELLED} if label_column(columns) else {}
+        return labelled | PAIR_LAYOUTS
     return PAIR_LAYOUTS if recipe.pairs else LAYOUTS
 
 
@@ -224,19 +230,21 @@ def recipe_of_scored_rows(recipe: TaskRecipe, columns: Sequence[str]) -> TaskRec
     theirs = {column: name for name, column in recipe.column_names.items()}
     names = {theirs.get(column, column) for column in columns}
     is_pairs = any(names.issuperset(layout.columns) for layout in PAIR_LAYOUTS.values())
-    return recipe if is_pairs or not recipe.pairs else replace(recipe, pairs=False)
+    if is_pairs or (recipe.labelled and label_column([*names])):
+        return recipe
+    return replace(recipe, pairs=False, labelled=False) if recipe.pairs or recipe.labelled else recipe
 
 
 def _no_pairs(columns: Sequence[str]) -> DataError:
     """Return the error for rows that are no pairs, where the objective compares two answers."""
     formats = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in PAIR_LAYOUTS.items())
-    label = next((name for name in PREFERENCE_COLUMNS if name in columns), None)
+    label = label_column(columns)
     if names := suggest_pairs(columns):
         help_text = f"{names}; layouts of pairs: {formats}"
     elif label is not None:
         help_text = (
-            f"rows of one answer with a {label} are KTO's, which is not supported yet: write each prompt once, with a "
-            "good answer as chosen and a bad one as rejected"
+            f"rows of one answer with a {label} are labelled answers: write objective: kto; for this objective write "
+            "each prompt once, with a good answer as chosen and a bad one as rejected"
         )
     else:
         help_text = f"to train on these rows, write objective: sft; layouts of pairs: {formats}"
@@ -245,6 +253,25 @@ def _no_pairs(columns: Sequence[str]) -> DataError:
         code="E4821",
         field="objective",
         help=help_text,
+    )
+
+
+def _no_labels(columns: Sequence[str]) -> DataError:
+    """Return the error for rows that have no label, where the objective is kto, and are no pairs."""
+    has_label, names = label_column(columns), suggest_pairs(columns)
+    if has_label:
+        problem = f"the rows have a {has_label}, but no prompt and answer: the columns are {listed(columns)}"
+    else:
+        problem = f"objective: kto needs a label for each answer, but the columns are {listed(columns)}"
+    return DataError(
+        problem,
+        code="E4503",
+        field="objective",
+        help=f"{names}; each pair becomes two labelled answers"
+        if names
+        else "add a column label, true for a good answer and false for a bad one (for a column with another name: "
+        "data.columns: {label: NAME}), beside prompt and completion or messages; to train on all answers as good ones, "
+        "write objective: sft",
     )
 
 
@@ -270,7 +297,7 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     if recipe.column_names or recipe.role_names:
         names = ColumnNames.of(recipe, columns, source)
         if names is not None and not recipe.columns and not recipe.parts:
-            _require_read(names, columns, fmt, source, layouts_of(recipe))
+            _require_read(names, columns, fmt, source, layouts_of(recipe, names.renamed(columns)))
         plain = replace(recipe, column_names={}, role_names={})
         if names is None:
             return row_converter(columns, source, plain, fmt)
@@ -281,18 +308,25 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
         fmt = detect_format(columns, recipe) if fmt == "auto" else fmt
         if fmt == "recipe" or recipe.columns:
             return _recipe_converter(columns, recipe, fmt)
-        layout = _layout_named(fmt, recipe)
+        layout = _layout_named(fmt, recipe, columns)
         _require(columns, layout.columns, f"the format {fmt}")
     except DataError as error:
         raise DataError(error.message, code=error.code, path=source, field=error.field, help=error.help) from None
 
+    label = label_column(columns) if recipe.labelled and fmt in LABELLED else None
+
     def convert(row: Row) -> Example:
         _require_values(row, layout.columns)
         _refuse_media(row)
-        _refuse_bad_answer(row)
+        if label is None:
+            _refuse_bad_answer(row)
         converted = layout.normal(row)
         if isinstance(converted, Example):
             return converted
+        if label is not None:
+            desirable = read_label(row, label)
+            labelled = labelled_conversation(converted, layout.columns[-1])
+            return replace(recipe.to_example(labelled), desirable=desirable)
         rejected = converted.pop("rejected", None)
         example = recipe.to_example(converted)
         return example if rejected is None else replace(example, rejected=tuple(rejected))
@@ -300,13 +334,23 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     return convert
 
 
-def _layout_named(fmt: str, recipe: TaskRecipe) -> Layout:
+def _layout_named(fmt: str, recipe: TaskRecipe, columns: Sequence[str]) -> Layout:
     """Return a layout by its name in `data.format`.
 
     Raises:
-        DataError: it is one of pairs and the objective reads none, or the reverse.
+        DataError: it is one of pairs and the objective reads none, or the reverse; or the objective is kto, and there
+            is no label.
     """
-    layouts = layouts_of(recipe)
+    layouts = layouts_of(recipe, columns)
+    if fmt not in layouts and recipe.labelled:
+        if fmt in LABELLED:
+            raise _no_labels(columns)
+        raise DataError(
+            f"objective: kto does not read the format {fmt}: an answer needs a prompt before it",
+            code="E4504",
+            field="data.format",
+            help=f"the format is one of {', '.join(layouts)}, or auto",
+        )
     if fmt not in layouts:
         problem = (
             f"the objective compares two answers, and rows of the format {fmt} have one"
@@ -401,23 +445,12 @@ def _refuse_bad_answer(row: Row) -> None:
         if preference_from_label(name, value) is False:
             raise DataError(
                 f"{name} is {value}, which by KTO's layout (prompt, completion, label: true or false) says that the "
-                "answer is a bad one, and SureFit trains on every answer",
+                "answer is a bad one, and objective: sft trains on every answer",
                 code="E4326",
                 field=name,
-                help=f"remove these rows: SureFit trains on good answers only; if {name} is a class and says "
-                "nothing about the answer, rename or delete the column",
+                help=f"write objective: kto, which learns from good and bad answers, or remove these rows; if {name} "
+                "is a class and says nothing about the answer, rename or delete the column",
             )
-
-
-def preference_from_label(name: str, value: Any) -> bool | None:
-    """Return whether a value of a `PREFERENCE_COLUMNS` column calls an answer a good one; None where it is neither.
-
-    >>> preference_from_label("label", False), preference_from_label("label", 0), preference_from_label("kto_tag", 0)
-    (False, None, False)
-    """
-    word = str(value).strip().lower()
-    good, bad = (_GOOD, _BAD) if name == "kto_tag" else (_PREFERRED, _NOT_PREFERRED)
-    return word in good if word in good or word in bad else None
 
 
 def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str = "error") -> Examples:
@@ -504,6 +537,25 @@ def _convert(rows: Rows, convert: Callable[[RowWithPlace], Example], bad_rows: s
         way_out = "" if bad_rows == "refuse" else SKIP_ROWS_HELP
         raise bad_rows_error(problems, len(rows), rows.source, way_out)
     return Examples(examples, where, [f"{problem.where}: {problem.message}" for problem in problems])
+
+
+def without_undesirable(examples: Examples) -> Examples:
+    """Return the examples without answers that are labelled as bad: a model's answer must not be compared with them.
+
+    Raises:
+        DataError: no others are there.
+    """
+    kept = [n for n, example in enumerate(examples) if example.desirable is not False]
+    if len(kept) == len(examples):
+        return examples
+    if not kept:
+        raise DataError(
+            f"all {len(examples):,} held-out answers are labelled as bad ones: there is none to compare answers with",
+            code="E4505",
+            field="data.eval",
+            help="hold out more rows, or name a file that has good answers, too",
+        )
+    return replace(examples.subset(kept), skipped=examples.skipped)
 
 
 def with_place(error: DataError, where: str) -> DataError:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import SureFitError
 from surefit.core.sampling import evenly_spaced_indices
-from surefit.data.rows.layouts import PREFERENCE_COLUMNS, preference_from_label, row_conversion
+from surefit.data.rows.labelled import PREFERENCE_COLUMNS, preference_from_label
+from surefit.data.rows.layouts import row_conversion
 from surefit.data.rows.messages import ARGUMENTS, CALL_KEYS, MARKS, PARTIAL_MARKS, SHAREGPT_ROLES
 from surefit.facts.audit import Observation
 from surefit.facts.chat_template import SPECIAL

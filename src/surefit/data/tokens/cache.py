@@ -3,6 +3,7 @@
 CACHE/tokens/KEY/input_ids.npy   int32, all examples one after the other
                  supervised.npy  uint8, 1 where the loss falls
                  offsets.npy     int64, where example i starts; one more than there are examples
+                 desirable.npy   bool, the label of each example; only of labelled answers
                  meta.json       the counts, and the sizes by which a damaged file is noticed
 """
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 CODE_VERSION = 3
 """Version of tokenization, incremented when its result changes; tests/unit/data/test_code_version.py notices."""
 ARRAYS = ("input_ids", "supervised", "offsets")
+LABELS = "desirable.npy"
 MASKED = -100
 """The label that the loss ignores."""
 
@@ -77,6 +79,7 @@ class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
         stats: counts of the rows by outcome.
         refused: source examples that cannot be tokenized: number → why.
         lengths: tokens of each example, int64.
+        desirable: the label of each labelled answer; None for other examples.
     """
 
     def __init__(self, path: Path, stats: TokenizationStats, refused: Mapping[int, str] | None = None) -> None:
@@ -85,6 +88,8 @@ class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
         self.refused = refused or {}
         self._ids, self._supervised, self._offsets = (np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
         self.lengths: npt.NDArray[np.int64] = np.diff(self._offsets)
+        labels = path / LABELS
+        self.desirable: npt.NDArray[np.bool_] | None = np.load(labels) if labels.exists() else None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -117,6 +122,7 @@ def cache_key(examples: Examples, tokenizer: PreTrainedTokenizerBase, settings: 
         # Keys are not sorted: templates write them in their order.
         content: list[Any] = [example.messages, example.tools, example.text]
         content += [part for part in (example.document, example.tokens, example.rejected) if part]
+        content += [] if example.desirable is None else [example.desirable]
         digest.update(json.dumps(content, default=str).encode() + b"\n")
     return digest.hexdigest()[:40]
 
@@ -187,6 +193,7 @@ def store_dataset(
     kept: Sequence[tuple[Any, Any]],
     stats: TokenizationStats,
     refused: Mapping[int, str] | None = None,
+    desirable: Sequence[bool] | None = None,
 ) -> TokenDataset:
     """Write a data set in full or not at all.
 
@@ -195,7 +202,7 @@ def store_dataset(
         cache: the cache directory, or None for the user's.
         kept: (int32 ids, uint8 mask) of each example.
         stats: their counts.
-        refused: as in `TokenDataset`.
+        refused, desirable: as in `TokenDataset`.
 
     Raises:
         MachineError: the directory cannot be written.
@@ -211,6 +218,8 @@ def store_dataset(
         with directory_atomic(path) as temporary:
             for name, array in zip(ARRAYS, (*arrays, offsets), strict=True):
                 np.save(temporary / f"{name}.npy", array)
+            if desirable is not None:
+                np.save(temporary / LABELS, np.array(desirable, np.bool_))
             sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
             meta = {"sizes": sizes, "stats": dataclasses.asdict(stats), "refused": refused or {}}
             (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")

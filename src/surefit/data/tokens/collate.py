@@ -13,7 +13,17 @@ from surefit.data.tokens.cache import MASKED
 
 Item = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 """(input_ids, labels) of an example, as `TokenDataset` returns them."""
-UNREAD_KEYS = frozenset({"labels", "answer_targets", "reference_log_probs", "own_targets", "shared_sums"})
+UNREAD_KEYS = frozenset(
+    {
+        "labels",
+        "answer_targets",
+        "reference_log_probs",
+        "own_targets",
+        "shared_sums",
+        "desirable",
+        "mismatched",
+    }
+)
 """Keys of a micro batch that neither the model nor the cross-entropy reads."""
 OWN_KEYS = frozenset({*UNREAD_KEYS, "loss_rows", "targets", "padded"})
 """Keys of a micro batch for the training step; all others are the model's inputs."""
@@ -82,10 +92,42 @@ def describe_pairs(items: Sequence[Item], reference: npt.NDArray[Any] | None) ->
         answer_targets: for each example the number of tokens that the loss counts, a tuple of ints, because no step may
         wait for a GPU to count; reference_log_probs, float32, of shape (pairs, 2), where there is a reference.
     """
-    counts = tuple(int(np.count_nonzero(labels[1:] != MASKED)) for _, labels in items)
+    counts = {"answer_targets": count_targets(items)}
     if reference is None:
-        return {"answer_targets": counts}
-    return {"answer_targets": counts, "reference_log_probs": torch.as_tensor(reference, dtype=torch.float32)}
+        return counts
+    return counts | {"reference_log_probs": torch.as_tensor(reference, dtype=torch.float32)}
+
+
+def describe_labelled(
+    items: Sequence[Item],
+    desirable: Sequence[bool],
+    reference: npt.NDArray[Any],
+    mismatched: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return what an objective on labelled answers needs of a micro batch beside its tensors.
+
+    Args:
+        items: the examples.
+        desirable: the label of each.
+        reference: the reference's summed log-probabilities of each answer and of its mismatched one, (examples, 2).
+        mismatched: the batches of the mismatched examples, in their order.
+
+    Returns:
+        answer_targets and reference_log_probs as in `describe_pairs`; desirable, a tuple of bools; mismatched: the
+        batches, each with its answer_targets, and its reference_log_probs of shape (examples,).
+    """
+    values = torch.as_tensor(reference, dtype=torch.float32)
+    return {
+        "answer_targets": count_targets(items),
+        "reference_log_probs": values,
+        "desirable": tuple(bool(label) for label in desirable),
+        "mismatched": tuple(mismatched),
+    }
+
+
+def count_targets(items: Sequence[Item]) -> tuple[int, ...]:
+    """Return the number of tokens of each example that the loss counts."""
+    return tuple(int(np.count_nonzero(labels[1:] != MASKED)) for _, labels in items)
 
 
 def build_loss_targets(labels: torch.Tensor) -> dict[str, torch.Tensor]:

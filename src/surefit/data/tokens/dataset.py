@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,18 @@ from surefit.core.progress import OnProgress, ignore_progress
 from surefit.data.rows.layouts import SKIP_ROWS_HELP, Examples, bad_rows_error, refusal_reasons, with_place
 from surefit.data.rows.shorten import shorten_document
 from surefit.data.tokens.cache import Encoded, TokenDataset, TokenizationStats, cache_key, open_cached, store_dataset
-from surefit.data.tokens.tokenize import BATCH, encode_pairs, encode_turns, require_encodable
+from surefit.data.tokens.tokenize import BATCH, encode_labelled, encode_pairs, encode_turns, require_encodable
 from surefit.facts.chat_template import TEMPLATE_DATE
+from surefit.task import Example
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from surefit.config.schema import DataSection
+
+
+Encode = Callable[["PreTrainedTokenizerBase", Sequence[Example]], list[list[Encoded]]]
+"""`encode_turns`, `encode_pairs` or `encode_labelled`."""
 
 
 def build_dataset(
@@ -34,10 +39,12 @@ def build_dataset(
     cache: Path | None = None,
     on_progress: OnProgress = ignore_progress,
     paired: bool = False,
+    labelled: bool = False,
 ) -> TokenDataset:
     """Tokenize the examples once: the result is stored in SureFit's cache under the hash of all that it depends on.
 
-    A pair becomes two consecutive token examples, chosen and rejected; both are kept, or both are left out.
+    A pair becomes two consecutive token examples, chosen and rejected; both are kept, or both are left out. A labelled
+    answer is one with its label (`TokenDataset.desirable`); of an objective on labelled answers a pair is two of them.
 
     Args:
         examples: the result of `read_splits`.
@@ -52,6 +59,7 @@ def build_dataset(
         on_progress: called after every batch with the examples done.
         paired: the examples are pairs; then the counts of `TokenizationStats` are of pairs, and its tokens of both
             answers.
+        labelled: the examples are labelled answers, or pairs that make two of them.
 
     Raises:
         DataError: no example is left, one is too long and must not be or cannot be cut, or the template does not fit
@@ -62,20 +70,44 @@ def build_dataset(
     settings = {"max_length": max_length, "too_long": too_long, "date": TEMPLATE_DATE} | (
         {"skips": True} if skips else {}
     )
-    settings |= {"paired": True} if paired else {}
+    settings |= {"paired": True} if paired else {"labelled": True} if labelled else {}
     key = cache_key(examples, tokenizer, settings)
     dataset = open_cached(key, cache)
     if dataset is None:
         cut: list[int] = []
         refused: dict[int, DataError] = {}
+        encode = encode_pairs if paired else encode_labelled if labelled else encode_turns
         encoded = encode_all(
-            examples, tokenizer, max_length, too_long, cut, refused if skips else None, source, on_progress, paired
+            examples, tokenizer, max_length, too_long, cut, refused if skips else None, source, on_progress, encode
         )
-        arrays, stats = _select(encoded, examples, max_length, too_long, refused, source, paired)
-        dataset = store_dataset(key, cache, arrays, replace(stats, cut=len(cut)), refusal_reasons(refused))
+        kept_labels: list[bool] | None = [] if labelled else None
+        arrays, stats = _select(encoded, examples, max_length, too_long, refused, source, paired, kept_labels)
+        stats, reasons = replace(stats, cut=len(cut)), refusal_reasons(refused)
+        dataset = store_dataset(key, cache, arrays, stats, reasons, kept_labels)
     else:
         on_progress(len(examples), len(examples), "from the cache")
     return dataset.counting_skipped(len(examples.skipped) + len(dataset.refused))
+
+
+def require_both_labels(rows: TokenDataset, source: str) -> None:
+    """Raise if all labelled answers have one label.
+
+    Raises:
+        DataError: as said.
+    """
+    desirable = rows.desirable
+    if desirable is None or 0 < desirable.sum() < len(desirable):
+        return
+    kind, other = ("true", "bad") if desirable.all() else ("false", "good")
+    raise DataError(
+        f"all of {len(desirable):,} labelled answers have the label {kind}: kto learns from the difference to {other} "
+        "ones",
+        code="E4506",
+        path=source,
+        field="label",
+        help=f"add {other} answers"
+        + ("; to learn from good answers alone, write objective: sft" if desirable.all() else ", or swap the labels"),
+    )
 
 
 def build_empty_dataset(cache: Path | None = None) -> TokenDataset:
@@ -96,7 +128,7 @@ def encode_all(
     refused: dict[int, DataError] | None = None,
     source: str = "data.train",
     on_progress: OnProgress = ignore_progress,
-    paired: bool = False,
+    encode: Encode = encode_turns,
 ) -> Iterator[list[Encoded]]:
     """Yield the token examples of every example, documents cut if `too_long` says so; other long ones are included.
 
@@ -105,11 +137,12 @@ def encode_all(
         refused: receives the examples for which the chat template raises an error, which make no token example; None
             raises at them.
         source: the rows' config key.
+        encode: tokenizes some examples.
 
     Raises:
         DataError: the template does not fit an example, or its document cannot be cut enough.
     """
-    encoded = _encode_whole(examples, tokenizer, refused, source, on_progress, paired)
+    encoded = _encode_whole(examples, tokenizer, refused, source, on_progress, encode)
     if too_long.startswith("truncate"):
         return _shorten_documents(encoded, examples, tokenizer, max_length, too_long, cut)
     return encoded
@@ -121,9 +154,8 @@ def _encode_whole(
     refused: dict[int, DataError] | None,
     source: str,
     on_progress: OnProgress,
-    paired: bool,
+    encode: Encode,
 ) -> Iterator[list[Encoded]]:
-    encode = encode_pairs if paired else encode_turns
     total, tokens = len(examples), 0
     on_progress(0, total, "")
     for start in range(0, total, BATCH):
@@ -215,15 +247,23 @@ def _select(
     refused: Mapping[int, DataError],
     source: str,
     paired: bool = False,
+    kept_labels: list[bool] | None = None,
 ) -> tuple[list[tuple[Any, Any]], TokenizationStats]:
     """Return the examples to train on as arrays (int32 ids, uint8 mask), and the stats with the counts of the
-    others: of token examples, or of pairs of them, of which both are kept or none."""
+    others: of token examples, or of pairs of them, of which both are kept or none.
+
+    Args:
+        kept_labels: receives the label of each example; of a pair's two answers the first is the desirable one. None
+            for examples without labels.
+    """
     kept: list[list[tuple[Any, Any]]] = []
     overlong, unsupervised, longest = [], 0, 0
-    for index, group in (
-        (index, group)
+    for index, number, group in (
+        (index, number, group)
         for index, token_examples in enumerate(encoded)
-        for group in ([token_examples] if paired and token_examples else [[each] for each in token_examples])
+        for number, group in enumerate(
+            [token_examples] if paired and token_examples else [[each] for each in token_examples]
+        )
     ):
         most = max(len(ids) for ids, _ in group)
         longest = max(longest, most)
@@ -235,6 +275,9 @@ def _select(
             unsupervised += 1
         else:
             kept.append([(np.array(ids, np.int32), np.array(supervised, np.uint8)) for ids, supervised in group])
+            if kept_labels is not None:
+                desirable = examples[index].desirable
+                kept_labels.append(number == 0 if desirable is None else desirable)
     way_out = f"set data.max_length to {longest} or more, or data.too_long to drop"
     if overlong and too_long == "error":
         raise bad_rows_error(overlong, len(overlong) + len(kept) + unsupervised, source, way_out)

@@ -54,7 +54,7 @@ def start_key(
     code is hashed."""
     parts = [
         rows.sha256, len(rows), list(map(str, rows.files)), section.model_dump_json(), recipe.name, recipe.version,
-        recipe.pairs, seed, tokenizer_digest(tokenizer), code_sha256(),
+        recipe.pairs, recipe.labelled, seed, tokenizer_digest(tokenizer), code_sha256(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:40]
 

@@ -252,6 +252,17 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
     return pairs
 
 
+def encode_labelled(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[Encoded]]:
+    """Return the token examples of labelled answers: one of each, or two of a pair, chosen and rejected.
+
+    Raises:
+        DataError: as `encode_turns` and `encode_pairs`.
+    """
+    single = iter(encode(tokenizer, [example for example in examples if example.rejected is None]))
+    paired = iter(encode_pairs(tokenizer, [example for example in examples if example.rejected is not None]))
+    return [[next(single)] if example.rejected is None else next(paired) for example in examples]
+
+
 def require_encodable(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> None:
     """Raise if conversations or token ids cannot be encoded; nothing is tokenized.
 

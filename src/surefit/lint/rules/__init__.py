@@ -3,7 +3,7 @@
 FAMILIES = {
     "ADP": "adapter",
     "ARG": "arguments",
-    "AUD": "audit audit_texts audit_tasks audit_rendering audit_pairs",
+    "AUD": "audit audit_texts audit_tasks audit_rendering audit_pairs audit_labelled",
     "BAT": "batch",
     "CFG": "config",
     "CKP": "checkpoint",
@@ -19,7 +19,7 @@ FAMILIES = {
     "PAR": "parallel",
     "PCK": "packing",
     "PRC": "precision",
-    "PRF": "preference",
+    "PRF": "preference preference_labels",
     "SCH": "schedule",
     "SEC": "security",
     "SLM": "slurm slurm_syntax slurm_launch",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from surefit.config.by_rows import SHORT_RUN, SMALLEST_BATCH, choose_global_batch_size
+from surefit.config.by_rows import SHORT_RUN, SMALLEST_BATCH, SMALLEST_LABELLED_BATCH, choose_global_batch_size
 from surefit.config.schema import SureFitConfig
 from surefit.core.units import plural
 from surefit.facts.dataset import DatasetFacts
@@ -76,14 +76,17 @@ def batch_larger_than_data(context: LintContext, config: SureFitConfig, dataset:
     three points. OpenAI's fine-tuning guide sets the batch to about 0.2 % of the examples by default.
     """
     global_batch, rows = config.train.global_batch_size, dataset.epoch_rows
-    if not rows or not isinstance(global_batch, int) or global_batch <= max(SMALLEST_BATCH, rows / FEWEST_PER_EPOCH):
+    smallest = SMALLEST_LABELLED_BATCH if config.objective.labelled else SMALLEST_BATCH
+    if not rows or not isinstance(global_batch, int) or global_batch <= max(smallest, rows / FEWEST_PER_EPOCH):
         return
     steps = context.resolved.total_steps if context.resolved else None
     if global_batch <= rows and (config.train.max_steps is not None or steps is None or steps < SHORT_RUN):
         return  # a trial, or SCH011
     where = f"{dataset.source} and data.mix" if config.data.mix else dataset.source
     # Other tools have no auto.
-    help_text = f"write {choose_global_batch_size(rows)}" + (", or auto" if not context.is_foreign else "")
+    help_text = f"write {choose_global_batch_size(rows, smallest=smallest)}" + (
+        ", or auto" if not context.is_foreign else ""
+    )
     data_text = f"the {plural(rows, 'row')} in {where}"
     if global_batch > rows:
         message = f"the global batch of {global_batch} exceeds {data_text}: an epoch is one optimizer step"

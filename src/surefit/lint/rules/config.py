@@ -313,9 +313,9 @@ def objective_excludes_setting(context: LintContext, config: SureFitConfig) -> I
     """The objective cannot be combined with another setting.
 
     ## What it does
-    With an objective of pairs (dpo, orpo, simpo), looks for documents that are cut (`data.too_long: truncate`) and for
-    `data.tokenized`; with dpo, which has a reference, also for `lora.lora_dropout` above 0 and for
-    `train.neftune_noise_alpha`.
+    With an objective of pairs (dpo, orpo, simpo) or of labelled answers (kto), looks for documents that are cut
+    (`data.too_long: truncate`) and for `data.tokenized`; with kto for a parallel mode other than ddp; with dpo and kto,
+    which have a reference, also for `lora.lora_dropout` above 0 and for `train.neftune_noise_alpha`.
 
     ## Why it is bad
     A document that is cut for the longer answer is not the prompt of the shorter one. Dropout and noise change the

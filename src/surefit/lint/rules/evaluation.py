@@ -202,7 +202,8 @@ def best_metric_never_measured(config: SureFitConfig, setup: Setup) -> Iterator[
 
     ## What it does
     Looks for a `checkpoint.metric_for_best_model` other than `eval_loss` and `eval_perplexity` (for pairs
-    `eval_rewards/accuracies` and `eval_rewards/margins`) while `evaluate.in_training` is off.
+    `eval_rewards/accuracies` and `eval_rewards/margins`, for labelled answers `eval_rewards/auc` and the latter) while
+    `evaluate.in_training` is off.
 
     ## Why it is bad
     Task metrics need generated answers. Without them no checkpoint has a score, so none is the best, and early stopping

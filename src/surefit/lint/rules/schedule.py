@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.config.by_objective import PAIR_EPOCHS
-from surefit.config.by_rows import EPOCHS, MOST_EPOCHS, SHORT_RUN, choose_epochs, choose_global_batch_size
+from surefit.config.by_rows import (
+    EPOCHS,
+    MOST_EPOCHS,
+    SHORT_RUN,
+    SMALLEST_BATCH,
+    SMALLEST_LABELLED_BATCH,
+    choose_epochs,
+    choose_global_batch_size,
+)
 from surefit.config.resolve import ResolvedConfig, count_due_steps, epoch_rows, optimizer_steps, warmup_steps
 from surefit.config.schema import SureFitConfig
 from surefit.core.units import count_text, plural
@@ -437,12 +445,13 @@ def few_steps(context: LintContext, setup: Setup, dataset: DatasetFacts) -> Iter
         return
     if context.config is not None and (divided := dataset.divided) is not None:
         rows = max(1, epoch_rows(context.config, divided, rows - divided) or 0)
-    batch = choose_global_batch_size(rows)
-    pairs = setup.objective is not None
+    labelled, pairs = setup.objective == "kto", setup.objective is not None
+    batch = choose_global_batch_size(rows, smallest=SMALLEST_LABELLED_BATCH if labelled else SMALLEST_BATCH)
     epochs = PAIR_EPOCHS[0] if pairs else choose_epochs(rows, batch)
     steps = optimizer_steps(rows, epochs, batch, None)
     if steps <= total:
-        advice = f"collect more {'pairs: they are learned in one pass' if pairs else 'rows'}"
+        what = "answers" if labelled else "pairs"
+        advice = f"collect more {f'{what}: they are learned in one pass' if pairs else 'rows'}"
     elif pairs:
         advice = f"write {context.name('global_batch')}: {batch} ({steps:,} steps)"
     else:
