@@ -24,7 +24,7 @@ LEARNING_RATE = {
     ("simpo", "full"): (1e-6, "for simpo with all weights: the paper's are from 3e-7 to 1e-6"),
 }
 """Value and reason of `train.learning_rate` by the objective's name and `train.method`."""
-PAIR_EPOCHS = 1.0, "one: a second pass over the same pairs mostly makes both answers less likely"
+PAIR_EPOCHS = 1.0, "a second pass over the same pairs mostly makes both answers less likely"
 
 
 def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, tuple[Any, str]]:

@@ -24,10 +24,9 @@ from surefit.train.objectives.pairs import Batch, PairObjective, PairTotals, sum
 from surefit.train.sampler import dropout_seed
 
 LOSS_TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
-"""Largest accepted difference of the loss, relative where the loss is above 1, by the dtype of the computation."""
-OFFSET_TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
-"""Largest accepted difference of an answer's log-probability from the reference's, in nats per token. The same tensors
-go through the same model, so that only the order of additions differs; another model is off by tenths."""
+"""Largest accepted difference of the loss, relative where the loss is above 1, by the dtype of the computation; and of an
+answer's log-probability from the reference's, in nats per token. The same tensors go through the same model, so that
+only the order of additions differs; another model is off by tenths."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def _judge(
     ipo = section.loss_type == "ipo"
     basis = ("1/(4β²)" if ipo else "ln 2") if section.has_reference else "float64 from the same logits"
     basis += f" + {sft:.6f} of SFT" if section.has_reference and sft else ""
-    limit = OFFSET_TOLERANCE[config.model.dtype]
+    limit = LOSS_TOLERANCE[config.model.dtype]
     close = abs(loss - expected) <= tolerance  # False for NaN
     passed = close and (offset <= limit or not section.has_reference)
     name = f"dpo {section.loss_type}" if section.name == "dpo" else section.name

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.data.rows.conversion import RecordingRow
+from surefit.facts.pair_scores import REWARD_ACCURACY
 from surefit.metrics.strict_json import strict_json
 from surefit.task import Example, Row, TaskRecipe
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 CONVERSATIONS = ("messages", "conversations", "contents")
 """Columns that hold a list of turns, or the list as JSON text."""
-PAIR_OBJECTIVES = ("dpo", "orpo", "simpo")
-"""Objectives that compare a chosen with a rejected answer."""
 TURN_KEYS = ("role", "content")
 """Keys of `data.columns` that name a message's own keys."""
 READ = (
@@ -37,7 +36,7 @@ def recipe_for(recipe: TaskRecipe, config: SureFitConfig) -> TaskRecipe:
     Raises:
         DataError: the objective needs pairs, and the recipe reads columns of its own.
     """
-    section, pairs = config.data, config.objective.name in PAIR_OBJECTIVES
+    section, pairs = config.data, config.objective.paired
     if pairs and (recipe.columns or recipe.parts):
         raise DataError(
             f"objective: {config.objective.name} compares two answers, but rows of the recipe {recipe.name} have one",
@@ -52,6 +51,7 @@ def recipe_for(recipe: TaskRecipe, config: SureFitConfig) -> TaskRecipe:
         column_names=dict(section.columns),
         role_names={str(role): name for role, name in section.roles.items()},
         pairs=pairs,
+        metrics=(*recipe.metrics, REWARD_ACCURACY) if pairs else recipe.metrics,
     )
 
 

@@ -42,6 +42,8 @@ SCORES = ("overall_score", "score", "rating")
 ANSWERS = ("response", "text", "content", "completion", "answer")
 """Keys of the text in an answer of `completions`."""
 TURNS = "turns are {'role', 'content'} or {'from', 'value'}"
+NO_BETTER_ANSWER = "E4827"
+"""Code of the error for scored answers of which none is better."""
 _SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):[ \t]?")
 """Speakers in the text of Anthropic's HH-RLHF."""
 _HH_ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -142,8 +144,9 @@ def scored_answers_row(row: Row) -> dict[str, Any]:
     if best[0] == worst[0]:
         raise DataError(
             f"all {len(answers)} answers have the score {best[0]:g}, so that none is better",
-            code="E4827",
+            code=NO_BETTER_ANSWER,
             field="completions",
+            help="remove the row: a pair needs a better and a worse answer",
         )
     answer = {"role": "assistant", "content": best[1]}
     prompt = _prompt_of(row, answer)
@@ -248,6 +251,13 @@ def _side(value: Any, field: str) -> Side:
         tools, value = parse_tools(value.get("tools"), f"{field}.tools"), value["messages"]
     elif isinstance(value, Mapping):
         value = [value]
+    if not isinstance(value, str | list | tuple):
+        raise DataError(
+            "missing" if value is None else f"expected an answer as text or as turns, got {json_kind(value)}",
+            code="E?",
+            field=field,
+            help="write the answer as text, or as a list of turns; remove the row if it has no such answer",
+        )
     value = _parsed_list(value)
     if isinstance(value, str):
         if not value.strip():
