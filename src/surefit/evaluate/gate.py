@@ -194,7 +194,7 @@ def _reference(
     _require_same_judge(answers, other_answers)
     unlike = unlike_readings(other_answers, answers)
     if metric == REWARD_ACCURACY and any(metric not in line["scores"] for line in other_answers.lines):
-        raise DataError("it has no rewards", code="E?", help="evaluate that run again")
+        raise DataError("it has no rewards", code="E7660", help="evaluate that run again")
     if unlike and is_likelihood(metric):
         raise DataError(
             f"the likelihoods cannot be compared, because {unlike}",

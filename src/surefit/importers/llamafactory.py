@@ -33,6 +33,12 @@ ATTENTION = {
 }  # fmt: skip
 
 
+PER_ANSWER = (
+    "LLaMA-Factory weights the mean loss of each chosen answer, so that a token of a short answer counts more; "
+    "objective.sft_weight weights the mean over all tokens of the step"
+)
+
+
 def _attention(value: Any) -> Any:
     return c.choice_of(ATTENTION, "SureFit's speed.attention does not support {value}")(value)
 
@@ -206,6 +212,7 @@ def _objective(draft: ConfigDraft) -> ToolObjective | None:
         margin=ToolNumber(("simpo_gamma",), 0.5),
         smoothing=ToolNumber(("dpo_label_smoothing",), 0.0),
         sft_weight=ToolNumber(("pref_ftx",), 0.0),
+        sft_weight_why=PER_ANSWER,
     )
 
 

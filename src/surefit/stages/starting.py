@@ -326,7 +326,6 @@ def _recognize_pairs(rows: Rows) -> FoundRows | None:
     from surefit.data.rows.columns import recipe_for
     from surefit.data.rows.layouts import PAIR_LAYOUTS, to_examples
     from surefit.data.rows.other_layouts import pair_columns
-    from surefit.data.rows.pairs import NO_BETTER_ANSWER
     from surefit.data.rows.unread_fields import UNREAD_PROMPTS, find_unread_columns
 
     columns = rows.columns
@@ -344,7 +343,7 @@ def _recognize_pairs(rows: Rows) -> FoundRows | None:
     try:
         examples = to_examples(rows.sample(TRIED_ROWS), task)
     except DataError as error:
-        if layout == "scored_answers" and error.code != NO_BETTER_ANSWER:  # a column with this name may hold anything
+        if layout == "scored_answers" and error.code != "E4827":  # a column with this name may hold anything
             return None
         raise
     _require_prompts(examples, rows)

@@ -24,9 +24,9 @@ from surefit.train.objectives.pairs import Batch, PairObjective, PairTotals, sum
 from surefit.train.sampler import dropout_seed
 
 LOSS_TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
-"""Largest accepted difference of the loss, relative where the loss is above 1, by the dtype of the computation; and of an
-answer's log-probability from the reference's, in nats per token. The same tensors go through the same model, so that
-only the order of additions differs; another model is off by tenths."""
+"""Largest accepted difference of the loss, relative where the loss is above 1, by the dtype of the computation; and
+of an answer's log-probability from the reference's, in nats per token. The same tensors go through the same model, so
+that only the order of additions differs; another model is off by tenths."""
 
 
 @dataclass(frozen=True)

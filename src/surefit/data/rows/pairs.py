@@ -42,8 +42,6 @@ SCORES = ("overall_score", "score", "rating")
 ANSWERS = ("response", "text", "content", "completion", "answer")
 """Keys of the text in an answer of `completions`."""
 TURNS = "turns are {'role', 'content'} or {'from', 'value'}"
-NO_BETTER_ANSWER = "E4827"
-"""Code of the error for scored answers of which none is better."""
 _SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):[ \t]?")
 """Speakers in the text of Anthropic's HH-RLHF."""
 _HH_ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -144,7 +142,7 @@ def scored_answers_row(row: Row) -> dict[str, Any]:
     if best[0] == worst[0]:
         raise DataError(
             f"all {len(answers)} answers have the score {best[0]:g}, so that none is better",
-            code=NO_BETTER_ANSWER,
+            code="E4827",
             field="completions",
             help="remove the row: a pair needs a better and a worse answer",
         )
@@ -254,7 +252,7 @@ def _side(value: Any, field: str) -> Side:
     if not isinstance(value, str | list | tuple):
         raise DataError(
             "missing" if value is None else f"expected an answer as text or as turns, got {json_kind(value)}",
-            code="E?",
+            code="E4660",
             field=field,
             help="write the answer as text, or as a list of turns; remove the row if it has no such answer",
         )
