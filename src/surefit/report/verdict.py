@@ -108,6 +108,8 @@ def judge_run(
         return _without_scores(found, training, tries)
     if pairs is not None:
         tone, headline, sentences = PAIR_TONES[pairs.outcome], HEADLINES[pairs.outcome], [pairs.text]
+        if found.summary and (held_out := found.summary.sets.get(HELD_OUT)) and held_out.pairs:
+            sentences += [f"{text[:1].upper()}{text[1:]}." for text in held_out.pairs.sentences]
         if main is not None:
             sentences += ["Their chosen answers as answers to learn:", *_main_sentences(main)]
     else:
