@@ -123,8 +123,7 @@ class LocalModel:
             part = rows.examples[n].part
             scores[n] = row_scores if part is None else add_task_prefix(part, row_scores)
         if self.recipe.pairs:
-            pairs = map(self.cut, rows.examples)
-            read = read_pair_log_probabilities(self.model, self.tokenizer, list(pairs), batch_size, self.max_length)
+            read = read_pair_log_probabilities(self.model, self.tokenizer, rows.examples, batch_size, self.max_length)
             scores = [row_scores | pair for row_scores, pair in zip(scores, read, strict=True)]
         read_with = {"tokenizer": vocabulary_digest(self.tokenizer), "max_length": self.max_length}
         return AnswerLikelihoods(scores, found.counts, read_with)

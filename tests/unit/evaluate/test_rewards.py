@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from tests.helpers.rows_config import rows_config
 
 from surefit.config.schema import ModelSection, ObjectiveSection
 from surefit.core.rundir import RunDir
+from surefit.data.rows.columns import recipe_for
 from surefit.data.tokens.tokenize import encode_pairs
+from surefit.evaluate.inference import LocalModel
+from surefit.evaluate.likelihood import pair_with_other_prompts
 from surefit.evaluate.pair_likelihoods import read_pair_log_probabilities
 from surefit.evaluate.rewards import (
     LOG_PROBS,
@@ -23,9 +27,11 @@ from surefit.evaluate.rewards import (
     describe_pairs,
     stored_reference,
 )
+from surefit.evaluate.rows import EvalRows
 from surefit.facts.pair_scores import REWARD_ACCURACY
 from surefit.model.load import load_model
 from surefit.model.tokenizer import load_tokenizer
+from surefit.recipes import get_recipe
 from surefit.task import Example
 
 DPO = ObjectiveSection(name="dpo", beta=0.1)
@@ -109,3 +115,16 @@ def test_log_probabilities_are_those_of_the_tokens_that_training_compares(one_th
         assert found[1][value] == pytest.approx(by_hand, abs=1e-3)
         assert found[1][count] == sum(map(bool, supervised))
     assert read_pair_log_probabilities(model, tokenizer, [pair], 2, max_length=8) == [{}]
+
+
+def test_a_local_model_reads_both_answers_though_its_prompt_has_none(one_thread):
+    tokenizer, model = load_tokenizer(NANO), load_model(NANO, SimpleNamespace(kind="cpu"))
+    recipe = recipe_for(get_recipe("chat"), rows_config(objective="dpo"))
+    asked = {"role": "user", "content": "Is the lamp in stock?"}
+    sides = [(asked, {"role": "assistant", "content": text}) for text in ("Yes, four.", "No, none at all.")]
+    pair = Example(sides[0], rejected=sides[1], completion="Yes, four.")
+    local = LocalModel(model, tokenizer, recipe, lambda example: Example(example.prompt), 256)
+    rows = pair_with_other_prompts(EvalRows([0], [pair], ["r:1"]))
+    way = SimpleNamespace(decoding=SimpleNamespace(batch_size=2))
+    (scores,) = local.likelihoods(rows, local.prompts(rows), way).scores
+    assert set(LOG_PROBS) <= scores.keys()
