@@ -183,6 +183,8 @@ def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
                 out.say(comparison_sentence(pair))
         if fit:
             _say_fit(out, fit, records)
+        for sentence in set_summary.get("pairs", {}).get("sentences", ()):
+            out.say(sentence)
     for text in summary["set_aside"]:
         out.note(f"kept, not overwritten: {text}")
     for text in summary["left_out"]:

@@ -28,8 +28,8 @@ LEARNING_RATE = {
     ("kto", "full"): (1e-6, "for kto with all weights: TRL recommends 5e-7 to 5e-6 at beta 0.1"),
 }
 """Value and reason of `train.learning_rate` by the objective's name and `train.method`."""
-PAIR_EPOCHS = 1.0, "one: a second pass over the same pairs mostly makes both answers less likely"
-LABEL_EPOCHS = 1.0, "one: a second pass over the same answers mostly makes the bad ones less likely still"
+PAIR_EPOCHS = 1.0, "a second pass over the same pairs mostly makes both answers less likely"
+LABEL_EPOCHS = 1.0, "a second pass over the same answers mostly makes the bad ones less likely still"
 
 
 def decide_by_objective(config: SureFitConfig, rate_is_open: bool) -> dict[str, tuple[Any, str]]:

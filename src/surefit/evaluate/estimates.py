@@ -8,7 +8,7 @@ from typing import Any
 from surefit.core.errors import DataError
 from surefit.evaluate.paired import ScoreRows
 from surefit.evaluate.stats import MeanInterval, aggregate_intervals, bootstrap_mean, mean_of_estimates
-from surefit.facts.free_text import is_likelihood
+from surefit.facts.pair_scores import is_read
 from surefit.task import TaskRecipe, add_task_prefix, mean_scores, select_task_rows
 
 
@@ -32,7 +32,7 @@ def compute_estimates(rows: ScoreRows, recipe: TaskRecipe, confidence: float = 0
             name: MeanInterval(value, *intervals_of[name], len(rows)) for name, value in recipe.aggregate(rows).items()
         }
     # A baseline's answers, and a server's, have no likelihood.
-    if recipe.primary_metric not in estimates and not is_likelihood(recipe.primary_metric):
+    if recipe.primary_metric not in estimates and not is_read(recipe.primary_metric):
         raise DataError(
             f"the recipe {recipe.name} returned {', '.join(estimates)}, but not its primary {recipe.primary_metric}",
             code="E7042",

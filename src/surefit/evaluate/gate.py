@@ -38,6 +38,7 @@ from surefit.evaluate.free_text import unlike_readings
 from surefit.evaluate.paired import ScoreRows, paired_differences
 from surefit.evaluate.stats import MeanInterval, PairedDifference, rows_to_rule_out
 from surefit.facts.free_text import is_likelihood
+from surefit.facts.pair_scores import REWARD_ACCURACY, is_read
 from surefit.task import TaskRecipe, select_task_rows
 
 Outcome = Literal["passed", "failed", "cannot tell"]
@@ -70,9 +71,9 @@ def evaluate_gate(
     if tuned is None:
         return _document(gate, "", [GateCondition("cannot tell", "the tuned model has not been scored")])
     estimates = compute_estimates(scored[tuned], recipe, gate.confidence)
-    metric = gate_metric(gate, recipe.primary_metric, [*estimates, *filter(is_likelihood, recipe.metrics)])
+    metric = gate_metric(gate, recipe.primary_metric, [*estimates, *filter(is_read, recipe.metrics)])
     if metric not in estimates:
-        text = f"{tuned} has no {metric}" + (": a server gives none" if is_likelihood(metric) else "")
+        text = f"{tuned} has no {metric}{_why_unread(metric)}"
         return _document(gate, "", [GateCondition("cannot tell", text)])
     conditions = []
     if gate.min is not None:
@@ -84,6 +85,13 @@ def evaluate_gate(
             text = f"cannot be compared with {gate.not_worse_than}: {error.message}"
             conditions.append(GateCondition("cannot tell", text))
     return _document(gate, f"{metric} of {tuned} is {estimates[metric].mean:.3f}", conditions)
+
+
+def _why_unread(metric: str) -> str:
+    """Return why a model that was scored may lack a metric."""
+    if metric == REWARD_ACCURACY:
+        return ": rewards are read of pairs, by a model in this process, and need the scores of base"
+    return ": a server gives none" if is_likelihood(metric) else ""
 
 
 def _document(gate: GateSection, score: str, conditions: Sequence[GateCondition]) -> dict[str, Any]:
@@ -185,6 +193,8 @@ def _reference(
     answers, other_answers = read_variant(run, "eval", tuned), read_run(wanted, "eval")
     _require_same_judge(answers, other_answers)
     unlike = unlike_readings(other_answers, answers)
+    if metric == REWARD_ACCURACY and any(metric not in line["scores"] for line in other_answers.lines):
+        raise DataError("it has no rewards", code="E7660", help="evaluate that run again")
     if unlike and is_likelihood(metric):
         raise DataError(
             f"the likelihoods cannot be compared, because {unlike}",

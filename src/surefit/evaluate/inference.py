@@ -18,6 +18,7 @@ from surefit.data.tokens.tokenize import tokenize_beginning, tokenize_label_prom
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.generation_settings import GenerationSettings
 from surefit.evaluate.likelihood import AnswerLikelihoods, read_answer_likelihoods
+from surefit.evaluate.pair_likelihoods import read_pair_log_probabilities
 from surefit.evaluate.rows import EvalRows, GeneratedAnswer
 from surefit.generate.engine import Generation, generate
 from surefit.generate.verbalizer import rank_labels
@@ -121,6 +122,9 @@ class LocalModel:
         for n, row_scores in zip(measured, found.scores, strict=True):
             part = rows.examples[n].part
             scores[n] = row_scores if part is None else add_task_prefix(part, row_scores)
+        if self.recipe.pairs:
+            read = read_pair_log_probabilities(self.model, self.tokenizer, rows.examples, batch_size, self.max_length)
+            scores = [row_scores | pair for row_scores, pair in zip(scores, read, strict=True)]
         read_with = {"tokenizer": vocabulary_digest(self.tokenizer), "max_length": self.max_length}
         return AnswerLikelihoods(scores, found.counts, read_with)
 

@@ -11,6 +11,7 @@ from surefit.evaluate.answers import BASELINE
 from surefit.evaluate.generation_settings import GenerationSettings
 from surefit.evaluate.inference import PromptModel, answer_rows
 from surefit.evaluate.record import VariantResult, baseline_settings
+from surefit.evaluate.rewards import WORDS
 from surefit.evaluate.rows import (
     EvalRows,
     RowPrediction,
@@ -20,6 +21,7 @@ from surefit.evaluate.rows import (
     row_samples,
     score_rows,
 )
+from surefit.facts.free_text import count_words
 from surefit.task import Prediction, TaskRecipe
 
 
@@ -42,6 +44,9 @@ def score_variant(
     if recipe.measures_likelihood and (found := respondent.likelihoods(rows, prompted.prompts, way)) is not None:
         scores = [row | likelihood for row, likelihood in zip(scores, found.scores, strict=True)]
         read_counts, read_with = found.counts, found.read_with
+    if recipe.pairs:
+        words = [float(count_words(row_samples(answer)[0].text)) for answer in predictions]
+        scores = [row | {WORDS: count} for row, count in zip(scores, words, strict=True)]
     lines = [
         build_prediction_line(rows, place, predictions[place], scores[place], prompt=respondent.shown(prompt))
         for place, prompt in enumerate(prompted.prompts)

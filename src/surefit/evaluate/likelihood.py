@@ -156,12 +156,12 @@ def read_answer_likelihoods(
     """
     limit = min(max_length or 2**62, getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**62)
     answers = [_reference(example, tokenizer) for example in rows.examples]
-    sequences: list[_Sequence] = []
+    sequences: list[ReadSequence] = []
     for row, answer in enumerate(answers):
         for prompt in (prompts[row], other_prompts[row]) if answer is not None else ():
             read = None if prompt is None or answer is None else _sequence(prompt, answer, limit)
-            sequences.append(read or _Sequence([], 0))
-    values = iter(_log_probabilities(model, tokenizer, sequences, batch_size, max(map(len, prompts), default=1)))
+            sequences.append(read or ReadSequence([], 0))
+    values = iter(read_log_probabilities(model, tokenizer, sequences, batch_size, max(map(len, prompts), default=1)))
     scores: list[Scores] = []
     cut = 0
     for answer in answers:
@@ -180,18 +180,18 @@ def _reference(example: Example, tokenizer: PreTrainedTokenizerBase) -> AnswerTo
 
 
 @dataclass(frozen=True)
-class _Sequence:
+class ReadSequence:
     """Token ids to read, the last `targets` of which are the answer's."""
 
     ids: list[int]
     targets: int
 
 
-def _sequence(prompt: Sequence[int], answer: AnswerTokens, limit: int) -> _Sequence | None:
+def _sequence(prompt: Sequence[int], answer: AnswerTokens, limit: int) -> ReadSequence | None:
     """Return a prompt with an answer, cut at the limit; None if nothing of the answer is left."""
     ids = [*prompt, *answer.ids][:limit]
     targets = len(ids) - len(prompt) - answer.first
-    return _Sequence(ids, targets) if 0 < targets < len(ids) else None
+    return ReadSequence(ids, targets) if 0 < targets < len(ids) else None
 
 
 def _row_scores(own: Sequence[float], other: Sequence[float]) -> Scores:
@@ -204,8 +204,8 @@ def _row_scores(own: Sequence[float], other: Sequence[float]) -> Scores:
     return scores
 
 
-def _log_probabilities(
-    model: Any, tokenizer: PreTrainedTokenizerBase, sequences: Sequence[_Sequence], batch_size: int, longest: int
+def read_log_probabilities(
+    model: Any, tokenizer: PreTrainedTokenizerBase, sequences: Sequence[ReadSequence], batch_size: int, longest: int
 ) -> list[list[float]]:
     """Return the log-probability of each target token of each sequence, in nats.
 
@@ -244,7 +244,7 @@ def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _read_batch(model: Any, sequences: Sequence[_Sequence], pad_id: int, size: int) -> list[float]:
+def _read_batch(model: Any, sequences: Sequence[ReadSequence], pad_id: int, size: int) -> list[float]:
     """Return the log-probabilities of all targets of a batch, one sequence behind the other; the logits of `size` of
     them exist at a time."""
     labels = [[-100] * (len(s.ids) - s.targets) + s.ids[len(s.ids) - s.targets :] for s in sequences]

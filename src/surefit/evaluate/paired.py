@@ -7,7 +7,7 @@ from typing import Any
 
 from surefit.core.errors import DataError
 from surefit.evaluate.stats import PairedDifference, mean_of_estimates, paired_aggregates, paired_bootstrap
-from surefit.facts.free_text import is_likelihood
+from surefit.facts.pair_scores import is_read
 from surefit.task import Scores, TaskRecipe, add_task_prefix, mean_scores, select_task_rows
 
 ScoreRows = Sequence[Scores]
@@ -41,9 +41,7 @@ def paired_differences(
     names = dict.fromkeys(name for row in (*before, *after) for name in row if not name.startswith("_"))
     # A baseline's answers, and a server's, have no likelihood, and files of predictions may have none.
     metrics = [
-        name
-        for name in names
-        if not is_likelihood(name) or all(any(name in row for row in rows) for rows in (before, after))
+        name for name in names if not is_read(name) or all(any(name in row for row in rows) for rows in (before, after))
     ]
     values_by_metric = {metric: _row_values(a, b, before, after, metric) for metric in metrics}
     if recipe.aggregate is mean_scores:
@@ -85,7 +83,7 @@ def _row_values(a: str, b: str, before: ScoreRows, after: ScoreRows, metric: str
     Raises:
         DataError: a row has it for only one of the two.
     """
-    if is_likelihood(metric):  # one side may have had no room for the answer behind a long prompt
+    if is_read(metric):  # one side may have had no room for the answer behind a long prompt
         pairs = [
             (old[metric], new[metric])
             for old, new in zip(before, after, strict=True)

@@ -20,7 +20,7 @@ from surefit.evaluate.gate import gate_metric
 from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
 from surefit.evaluate.rows import EvalRows
 from surefit.evaluate.variants import SERVED, known_variants, variant_location, variant_sha256
-from surefit.facts.free_text import is_likelihood
+from surefit.facts.pair_scores import is_read
 from surefit.task import Scores, TaskRecipe
 
 SETTINGS = (
@@ -123,7 +123,7 @@ class ResultStore:
             gate_metric(
                 self.config.evaluate.gate,
                 primary_metric,
-                [*metrics, *filter(is_likelihood, self.recipe.metrics)],
+                [*metrics, *filter(is_read, self.recipe.metrics)],
             )
         path, predictions_file = _paths(self.run, name, variant)
         text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in scored.lines)
@@ -155,6 +155,11 @@ class ResultStore:
     def has(self, name: str, variant: str, rows: EvalRows) -> bool:
         """Return whether a variant's scores exist and are comparable."""
         return isinstance(self.read(name, variant, self._expected()[variant], rows), tuple)
+
+    def read_current(self, name: str, variant: str, rows: EvalRows) -> list[dict[str, Any]] | None:
+        """Return the lines of a variant's comparable scores; None if there are none."""
+        stored = self.read(name, variant, self._expected()[variant], rows)
+        return stored[1] if isinstance(stored, tuple) else None
 
     def comparable(
         self, picked: Mapping[str, EvalRows]

@@ -7,6 +7,7 @@ recipe's zero scores and is never omitted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from surefit.core.progress import OnProgress, ignore_progress, offset_progress
 from surefit.core.rundir import RunDir, write_json
 from surefit.data.rows.layouts import Examples
 from surefit.data.rows.shorten import build_prompt_cutter
-from surefit.evaluate.answers import BASELINE, checkpoint_step
+from surefit.evaluate.answers import BASELINE, base_variant, checkpoint_step
 from surefit.evaluate.distributed import score_distributed
 from surefit.evaluate.free_text import MetricChoice, choose_metric, describe_fit
 from surefit.evaluate.gate import require_reference
@@ -24,7 +25,8 @@ from surefit.evaluate.generation_settings import list_generation_settings
 from surefit.evaluate.inference import LocalModel, PromptModel, ServerModel
 from surefit.evaluate.judging import score_baseline
 from surefit.evaluate.likelihood import pair_with_other_prompts
-from surefit.evaluate.record import ResultStore
+from surefit.evaluate.record import ResultStore, VariantResult
+from surefit.evaluate.rewards import add_rewards, describe_pairs, reference_rows
 from surefit.evaluate.rows import EvalRows, require_scorable, select_eval_rows
 from surefit.evaluate.settings import require_evaluation_settings
 from surefit.evaluate.show_more import suggest_more
@@ -90,6 +92,7 @@ def score_variants(
                 report_progress = offset_progress(on_progress, done, total, f"{label} on {name}")
                 result = score_distributed(label, respondent, recipe, rows, settings, cache, world, report_progress)
                 if world.is_first:
+                    result = _with_rewards(files, name, result, rows)
                     files.write(name, result, choices[name].recipe.primary_metric)
                     cache.forget()
                 done += len(rows)
@@ -120,6 +123,20 @@ def select_variants_and_rows(
     return selected, rows_by_set
 
 
+def _with_rewards(files: ResultStore, name: str, result: VariantResult, rows: EvalRows) -> VariantResult:
+    """Return a variant's result with the rewards of its pairs; unchanged for a run on single answers."""
+    config = files.config
+    if not config.objective.paired:
+        return result
+    scores = [line["scores"] for line in result.lines]
+    before = base_variant(result.variant)
+    stored = files.read_current(name, before, rows) if result.variant != before else None
+    base = None if stored is None else [line["scores"] for line in stored]
+    told = add_rewards(config.objective, scores, reference_rows(config, files.run, result.variant, scores, base))
+    lines = [line | {"scores": row} for line, row in zip(result.lines, told, strict=True)]
+    return replace(result, lines=lines)
+
+
 def _score_baselines(files: ResultStore, recipe: TaskRecipe, picked: Mapping[str, EvalRows], samples: int) -> None:
     for name, rows in picked.items():
         for baseline in recipe.baselines:
@@ -138,6 +155,8 @@ def _write_summary(
     for name, counts in answer_counts.items():
         found = summary["sets"][name]
         found["answers"] = counts
+        if pairs := describe_pairs(files.config.objective, scores[name]):
+            found["pairs"] = pairs
         if unanswered := picked[name].unanswered:
             found["unanswered"] = unanswered
         if fit := describe_fit(choices[name], scores[name], found["variants"], found["comparisons"]):

@@ -39,6 +39,12 @@ ATTENTION = {
 }  # fmt: skip
 
 
+PER_ANSWER = (
+    "LLaMA-Factory weights the mean loss of each chosen answer, so that a token of a short answer counts more; "
+    "objective.sft_weight weights the mean over all tokens of the step"
+)
+
+
 def _attention(value: Any) -> Any:
     return c.choice_of(ATTENTION, "SureFit's speed.attention does not support {value}")(value)
 
@@ -205,6 +211,7 @@ def _objective(draft: ConfigDraft) -> ToolObjective | None:
         sft_weight=ToolNumber(("pref_ftx",), 0.0),
         desirable=ToolNumber(("kto_chosen_weight",), 1.0),
         undesirable=ToolNumber(("kto_rejected_weight",), 1.0),
+        sft_weight_why=PER_ANSWER,
     )
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from surefit.config.schema import ObjectiveSection
+from surefit.config.schema import ObjectiveName, ObjectiveSection
 from surefit.facts.setup import COMPARED
 from surefit.importers import convert as c
 from surefit.importers.config_mapping import ConfigDraft
 
-DPO_LOSSES = ("sigmoid", "ipo", "sigmoid_norm")
+DPO_LOSSES = get_args(ObjectiveSection.model_fields["loss_type"].annotation)
 """The losses of dpo that SureFit has, by TRL's names."""
-TRAINED = ("dpo", "orpo", "simpo", "kto")
+TRAINED = get_args(ObjectiveName)
 """The objectives that SureFit trains."""
 NOT_YET = {
     "reward": "SureFit does not train reward models yet: train it with this tool, or use objective: dpo on its pairs",
@@ -64,6 +64,7 @@ class ToolObjective:
         loss: the form of dpo's loss, by TRL's names.
         loss_key: the key that sets the form.
         desirable, undesirable: for kto, the weights of the two kinds of answers.
+        sft_weight_why: what the tool's likelihood term has that SureFit's has not.
         likelihood_on: for orpo, the tokens of the likelihood term: all or completion.
         defaults: dotted SureFit key → (the tool's key, its default for this objective).
     """
@@ -76,6 +77,7 @@ class ToolObjective:
     margin: ToolNumber = ToolNumber(())
     smoothing: ToolNumber = ToolNumber((), 0.0)
     sft_weight: ToolNumber = ToolNumber((), 0.0)
+    sft_weight_why: str = ""
     likelihood_on: str = "completion"
     desirable: ToolNumber = ToolNumber((), 1.0)
     undesirable: ToolNumber = ToolNumber((), 1.0)
@@ -167,6 +169,9 @@ def _carry(draft: ConfigDraft, objective: ToolObjective) -> None:
     if objective.name in ("dpo", "simpo") and weight:
         keys = (*objective.sft_weight.keys, objective.loss_key or objective.key)
         _put(draft, "objective.sft_weight", weight, objective.sft_weight.key_in(draft.flat) or keys[0])
+        if objective.sft_weight_why:
+            key = objective.sft_weight.key_in(draft.flat) or keys[0]
+            draft.lose_part(key, "", draft.flat.get(key), objective.sft_weight_why)
     for dotted, (key, value) in objective.defaults.items():
         if dotted not in draft.config and not draft.says(key):
             draft.config[dotted] = value

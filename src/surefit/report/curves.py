@@ -151,6 +151,7 @@ def _charts(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Chart
     captions = " ".join([_from_to("Training loss", loss), _lowest("Held-out loss", held_out_loss)]).strip()
     return [
         Chart("loss", "Loss", captions, [curve for curve in losses if curve.points]),
+        *_preferences(steps),
         *_scores(held_out),
         _single("learning_rate", "Learning rate", _highest("The learning rate", rate), rate),
         _single("grad_norm", "Gradient norm", _highest("The gradient norm, before clipping,", norm), norm),
@@ -163,6 +164,24 @@ def _charts(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Chart
 
 def _single(name: str, title: str, caption: str, points: list[Point]) -> Chart:
     return Chart(name, title, caption, [ChartCurve(title.lower().partition(",")[0], SERIES[0], thin_points(points))])
+
+
+def _preferences(steps: Sequence[Metrics]) -> list[Chart]:
+    """Chart rewards and log-probabilities of both answers, apart: a margin also grows where both fall."""
+    charts = []
+    for name, title, keys in (
+        ("rewards", "Rewards", ("rewards/chosen", "rewards/rejected", "rewards/margins")),
+        ("logps", "Log-probability of the answers, nats", ("logps/chosen", "logps/rejected")),
+    ):
+        found = [(key.partition("/")[2].removesuffix("s"), extract_points(steps, key)) for key in keys]
+        caption = " ".join(_from_to(f"{title.partition(',')[0]}, {side}", points) for side, points in found if points)
+        curves = [
+            ChartCurve(side, SERIES[number], thin_points(points))
+            for number, (side, points) in enumerate(found)
+            if points
+        ]
+        charts += [Chart(name, title, caption, curves)] if curves else []
+    return charts
 
 
 def _scores(held_out: Sequence[Metrics]) -> list[Chart]:

@@ -367,8 +367,15 @@ class FitRecord(Artefact):
     effects: Annotated[list[FitEffectRecord], Field(max_length=500)] = []
 
 
+class PairsRecord(Artefact):
+    """What the models do with the held-out pairs of a run on preferences."""
+
+    sentences: Annotated[list[str], Field(max_length=100)] = []
+
+
 class SetSummary(Artefact):
     n: Count | None = None
+    pairs: PairsRecord | None = None
     primary_metric: str | None = None
     fit: FitRecord | None = None
     unanswered: Count = 0

@@ -110,6 +110,8 @@ def judge_run(
     if pairs is not None:
         headline = HEADLINES[pairs.outcome] if isinstance(pairs, HeldOutPairs) else pairs.headline
         tone, sentences = PAIR_TONES[pairs.outcome], [pairs.text]
+        if found.summary and (held_out := found.summary.sets.get(HELD_OUT)) and held_out.pairs:
+            sentences += [f"{text[:1].upper()}{text[1:]}." for text in held_out.pairs.sentences]
         if main is not None:
             kind = "chosen" if isinstance(pairs, HeldOutPairs) else "desirable"
             sentences += [f"Their {kind} answers as answers to learn:", *_main_sentences(main)]

@@ -386,8 +386,8 @@ def _recognize_pairs(rows: Rows) -> FoundRows | None:
     task = recipe_for(recipes.get_recipe(recipes.GENERAL), config)
     try:
         examples = to_examples(rows.sample(TRIED_ROWS), task)
-    except DataError:
-        if layout == "scored_answers":  # a column with this name may hold anything
+    except DataError as error:
+        if layout == "scored_answers" and error.code != "E4827":  # a column with this name may hold anything
             return None
         raise
     _require_prompts(examples, rows)

@@ -26,10 +26,9 @@ from surefit.train.objectives.pairs import Batch, PairObjective, PairTotals, eva
 from surefit.train.sampler import dropout_seed
 
 LOSS_TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
-"""Largest accepted difference of the loss, relative where the loss is above 1, by the dtype of the computation."""
-OFFSET_TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
-"""Largest accepted difference of an answer's log-probability from the reference's, in nats per token. The same tensors
-go through the same model, so that only the order of additions differs; another model is off by tenths."""
+"""Largest accepted difference of the loss, relative where the loss is above 1, by the dtype of the computation; and
+of an answer's log-probability from the reference's, in nats per token. The same tensors go through the same model, so
+that only the order of additions differs; another model is off by tenths."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def _judge(
     ipo = section.loss_type == "ipo"
     basis = ("1/(4β²)" if ipo else "ln 2") if section.has_reference else "float64 from the same logits"
     basis += f" + {sft:.6f} of SFT" if section.has_reference and sft else ""
-    limit = OFFSET_TOLERANCE[config.model.dtype]
+    limit = LOSS_TOLERANCE[config.model.dtype]
     close = abs(loss - expected) <= tolerance  # False for NaN
     passed = close and (offset <= limit or not section.has_reference)
     name = f"dpo {section.loss_type}" if section.name == "dpo" else section.name
@@ -178,7 +177,8 @@ def check_first_labelled_batch(
     undesirable = totals.divisor - totals.desirable
     weights = section.desirable_weight * totals.desirable + section.undesirable_weight * undesirable
     loss, expected = engine.total(loss) / totals.divisor, weights / (2 * totals.divisor)
-    tolerance, limit = LOSS_TOLERANCE[config.model.dtype] * max(1.0, expected), OFFSET_TOLERANCE[config.model.dtype]
+    limit = LOSS_TOLERANCE[config.model.dtype]
+    tolerance = limit * max(1.0, expected)
     passed = abs(loss - expected) <= tolerance and offset <= limit  # False for NaN
     basis, baseline = "half the mean weight", objective.baseline
     return FirstBatch(section.name, totals.divisor, loss, expected, basis, tolerance, offset, limit, passed, baseline)

@@ -27,6 +27,7 @@ from surefit.data.audit.whole import audit_rows
 from surefit.data.read.load import load_rows
 from surefit.data.rows.columns import recipe_for
 from surefit.data.rows.layouts import to_examples
+from surefit.data.rows.unread_fields import UNREAD, find_unread_columns
 from surefit.facts.audit import Observation
 from surefit.recipes import get_recipe
 
@@ -152,3 +153,11 @@ def test_scores_are_swapped_with_the_answers():
     assert find_swapped_scores(row, {})
     assert not find_swapped_scores(row, {"chosen": "rejected", "rejected": "chosen"})
     assert find_swapped_scores(row | {"score_chosen": 10}, {"chosen": "rejected", "rejected": "chosen"})
+
+
+def test_score_columns_of_pairs_are_not_named_as_unread(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    scored = [row | {"score_chosen": 8, "score_rejected": 3, "mood": "glad"} for row in ROWS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in scored), encoding="utf-8")
+    found = find_unread_columns(load_rows(str(path)), RECIPE, "auto", None)
+    assert found[UNREAD].examples == ("mood",)

@@ -232,6 +232,7 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [USER, REJECTED], "chosen": GOOD, "rejected": BAD},
         "messages",
     ),
+    "null": ({"prompt": ASK, "chosen": GOOD, "rejected": None}, "rejected"),
     "a number": ({"prompt": ASK, "chosen": 4, "rejected": BAD}, "chosen"),
 }
 
@@ -242,6 +243,12 @@ def test_an_unusable_row_is_an_error_with_its_line(tmp_path, case):
     error = error_of(tmp_path, ONE_PROMPT["whole conversations"] if "prompt" not in row else GOOD_ROW, row)
     assert (error.line, error.field) == (2, field)
     assert str(error.code).startswith("E")
+
+
+def test_an_answer_that_is_no_text_is_said_in_words(tmp_path):
+    error = error_of(tmp_path, {"prompt": ASK, "chosen": 4, "rejected": BAD})
+    assert "an answer as text or as turns" in error.message
+    assert "a list of turns" in (error.help or "")
 
 
 @pytest.mark.parametrize(

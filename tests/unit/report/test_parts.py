@@ -286,3 +286,14 @@ def test_what_is_trained_is_read_from_the_switches_as_they_are_written(
     )
     facts = dict(describe_training(read_artefacts(run), None, []))
     assert facts["What is trained"].startswith(said)
+
+
+def test_rewards_of_both_answers_are_curves_of_their_own():
+    values = {"rewards/chosen": -0.1, "rewards/rejected": -0.4, "rewards/margins": 0.3}
+    values |= {"logps/chosen": -30.0, "logps/rejected": -50.0}
+    lines = [Metrics.model_validate({"step": step, "loss": 0.6, **values}) for step in (1, 2)]
+    charts = {chart.name: chart for chart in build_training_curves(lines, []).charts}
+    assert [curve.label for curve in charts["rewards"].curves] == ["chosen", "rejected", "margin"]
+    assert charts["logps"].curves[1].points == [(1, -50.0), (2, -50.0)]
+    plain = build_training_curves([Metrics(step=1, loss=1.0)], [])
+    assert not {"rewards", "logps"} & {chart.name for chart in plain.charts}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,21 @@ def test_a_column_named_completions_is_not_taken_for_scored_answers(tmp_path):
     rows = [{"prompt": q, "completion": a, "completions": [a]} for q, a in PAIRS]
     draft = build_starting_config(write(tmp_path / "rows.jsonl", rows), "surefit/nano", "cpu")
     assert "objective" not in draft.values
+
+
+def test_a_tie_among_scored_answers_is_named_with_its_row(tmp_path):
+    rows = copy.deepcopy(PREFERENCES["UltraFeedback"])
+    rows[1]["completions"][1]["overall_score"] = 9
+    with pytest.raises(DataError) as caught:
+        build_starting_config(write(tmp_path / "rows.jsonl", rows), "surefit/nano", "cpu")
+    assert (caught.value.code, caught.value.line) == ("E4827", 2)
+    assert "remove the row" in (caught.value.help or "")
+
+
+def test_the_reason_for_one_pass_over_pairs_reads_as_one_sentence(tmp_path):
+    draft = build_starting_config(write(tmp_path / "rows.jsonl", PREFERENCES["pairs"]), "surefit/nano", "cpu")
+    (why,) = [line.why for line in draft.lines if line.key == "train.num_train_epochs"]
+    assert re.fullmatch(r"\d+ steps: a second pass .*", why)
 
 
 @pytest.mark.parametrize("gpu", ["4090", "h100", "t4", "v100-16", "l40s"])

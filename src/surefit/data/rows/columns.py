@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.data.rows.conversion import RecordingRow
+from surefit.facts.pair_scores import REWARD_ACCURACY
 from surefit.metrics.strict_json import strict_json
 from surefit.task import Example, Row, TaskRecipe
 
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 
 CONVERSATIONS = ("messages", "conversations", "contents")
 """Columns that hold a list of turns, or the list as JSON text."""
-PAIR_OBJECTIVES = ("dpo", "orpo", "simpo")
-"""Objectives that compare a chosen with a rejected answer."""
-LABEL_OBJECTIVES = ("kto",)
-"""Objectives that read labelled answers."""
 TURN_KEYS = ("role", "content")
 """Keys of `data.columns` that name a message's own keys."""
 READ = (
@@ -41,7 +38,7 @@ def recipe_for(recipe: TaskRecipe, config: SureFitConfig) -> TaskRecipe:
         DataError: the objective needs pairs or labels, and the recipe reads columns of its own.
     """
     section, name = config.data, config.objective.name
-    pairs, labelled = name in PAIR_OBJECTIVES, name in LABEL_OBJECTIVES
+    pairs, labelled = config.objective.paired, config.objective.labelled
     if (pairs or labelled) and (recipe.columns or recipe.parts):
         needs = (
             "compares two answers, but rows of the recipe {} have one" if pairs else "needs a label for each answer, "
@@ -62,6 +59,7 @@ def recipe_for(recipe: TaskRecipe, config: SureFitConfig) -> TaskRecipe:
         role_names={str(role): name for role, name in section.roles.items()},
         pairs=pairs,
         labelled=labelled,
+        metrics=(*recipe.metrics, REWARD_ACCURACY) if pairs else recipe.metrics,
     )
 
 

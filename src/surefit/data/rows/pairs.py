@@ -144,6 +144,7 @@ def scored_answers_row(row: Row) -> dict[str, Any]:
             f"all {len(answers)} answers have the score {best[0]:g}, so that none is better",
             code="E4827",
             field="completions",
+            help="remove the row: a pair needs a better and a worse answer",
         )
     answer = {"role": "assistant", "content": best[1]}
     prompt = _prompt_of(row, answer)
@@ -248,6 +249,13 @@ def _side(value: Any, field: str) -> Side:
         tools, value = parse_tools(value.get("tools"), f"{field}.tools"), value["messages"]
     elif isinstance(value, Mapping):
         value = [value]
+    if not isinstance(value, str | list | tuple):
+        raise DataError(
+            "missing" if value is None else f"expected an answer as text or as turns, got {json_kind(value)}",
+            code="E4660",
+            field=field,
+            help="write the answer as text, or as a list of turns; remove the row if it has no such answer",
+        )
     value = _parsed_list(value)
     if isinstance(value, str):
         if not value.strip():

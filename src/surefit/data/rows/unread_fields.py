@@ -14,6 +14,7 @@ from surefit.core.sampling import evenly_spaced_indices
 from surefit.data.rows.labelled import PREFERENCE_COLUMNS, preference_from_label
 from surefit.data.rows.layouts import row_conversion
 from surefit.data.rows.messages import ARGUMENTS, CALL_KEYS, MARKS, PARTIAL_MARKS, SHAREGPT_ROLES
+from surefit.data.rows.pairs import SCORE_COLUMNS
 from surefit.facts.audit import Observation
 from surefit.facts.chat_template import SPECIAL
 from surefit.facts.template import TemplateRefused, render_chat_template
@@ -78,6 +79,8 @@ def find_unread_columns(
             for name in PREFERENCE_COLUMNS
             if any(preference_from_label(name, value) is None for value in values[name])
         }
+    if recipe.pairs:  # AUD086 compares them with the order of the answers
+        read_columns |= {name for both in SCORE_COLUMNS if set(both) <= set(rows.columns) for name in both}
     template_text = f"{tokenizer.chat_template} {tokenizer.tool_template}" if tokenizer else ""
     template_words = frozenset(re.findall(r"\w+", template_text))
     counts: Counter[str] = Counter()
