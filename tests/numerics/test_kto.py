@@ -284,12 +284,12 @@ def test_a_reference_that_is_not_the_models_stops_the_run(base: Path, tmp_path: 
     """Also where only the mismatched answers' numbers are off, which the rewards at the start do not show."""
     tiny_run.training(settings(base, tmp_path / "good", max_steps=2)).fit()
     with safe_open(tmp_path / "good" / "reference.safetensors", framework="numpy") as opened:
-        key = opened.metadata()["key"]
+        metadata = opened.metadata()
     numbers = load_file(tmp_path / "good" / "reference.safetensors")
     numbers["train"][:, column] += np.float32(0.01)
     out = tmp_path / "bad"
     out.mkdir()
-    save_file(numbers, out / "reference.safetensors", {"key": key, "sha256": reference._sha256(numbers)})
+    save_file(numbers, out / "reference.safetensors", metadata | {"sha256": reference._sha256(numbers)})
     with pytest.raises(GateError) as error:
         tiny_run.training(settings(base, out, max_steps=2)).fit()
     assert error.value.field == "objective"

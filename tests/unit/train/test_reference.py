@@ -81,7 +81,7 @@ def test_numbers_that_are_not_finite_stop_all_processes(tmp_path: Path, monkeypa
     finite, infinite = np.zeros((1, 2), np.float32), np.full((1, 2), -np.inf, np.float32)
     monkeypatch.setattr(stored, "_measure", lambda *given: finite)
     monkeypatch.setattr(reference, "all_gather", lambda value, world: [value, (1, infinite)])
-    with pytest.raises(GateError, match="pair 1") as error:
+    with pytest.raises(GateError, match="example 1") as error:
         stored.compute(torch.nn.Linear(1, 1), True, lambda: False)
     assert error.value.code == "E5842"
 
