@@ -1,22 +1,31 @@
 """What a new user reaches in three commands: `init --data`, `run`, `chat`, on twelve data sets, with nothing edited.
 
-    PYTHONPATH=src python benchmarks/first_hour.py --out DIR [--data ../shared/data] [--only NAME] [--no-control]
+    PYTHONPATH=src python benchmarks/first_hour.py --out DIR [--data ../shared/data] [--only NAME] [--no-control] [--trl]
 
 Seven sets are rows that somebody has published, where `--data` holds them; the others are written here from a seed.
 Each is tuned on the built-in model and then once more as a control, whose answers are shuffled among the rows: its
 prompts and answers look the same and have nothing to do with each other. A set passes if all three commands end well
 and the verdict claims a gain whose interval excludes zero; its control passes if nothing of the kind is claimed.
-Finished sets are kept in DIR and not repeated. Two cores take about a minute and a half for each of the 23 runs.
+Finished sets are kept in DIR and not repeated. A run takes half a minute to a minute and a half of processor time; the
+two with 50,000 rows take 12 minutes each.
+
+With `--trl`, each set's files are also given to TRL's command line as they are, with the same model as a transformers
+directory and the fewest flags that train on a CPU, for three steps: the column says whether TRL reads the rows. It does
+not say that the run would be the same: TRL then trains all weights on all rows, with its own learning rate, and neither
+holds rows out nor scores.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib.resources
 import json
 import os
 import random
+import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +37,8 @@ from typing import Any
 SEED = 17
 MODEL = "surefit/nano"
 PROMPT = "Hello, can you help me?"
+TRL_FLAGS = ("--output_dir", "out", "--use_cpu", "--report_to", "none", "--max_steps", "3")
+"""Beside model and rows. Without `--use_cpu` TRL stops on a CPU, as its default is bfloat16 on a GPU."""
 MOST_ROWS = 300
 """Rows taken of a published set: one on which the smallest model needs an hour tells nothing more."""
 MOST_CHARACTERS = 1_200
@@ -73,6 +84,7 @@ class Hour:
     commands: list[Command] = field(default_factory=list)
     config_lines: int = 0
     verdict: dict[str, Any] = field(default_factory=dict)
+    trl: str = ""
 
     @property
     def ended(self) -> bool:
@@ -284,13 +296,41 @@ def read_verdict(run: Path) -> dict[str, Any]:
     page = build_page(read_artefacts(RunDir(run)))
     held_out = next((effect for effect in page.effects if effect.set == "eval"), None)
     comparison = held_out.comparison if held_out else None
-    return {
-        "headline": page.verdict.headline,
-        "sentences": page.verdict.sentences,
+    told = {"headline": page.verdict.headline, "sentences": page.verdict.sentences}
+    if held_out and comparison and held_out.beside:  # the metric shows nothing, and the likelihood beside it does
+        found = json.loads((run / "eval" / "summary.json").read_text(encoding="utf-8"))["sets"]["eval"]["comparisons"]
+        pair = (comparison.a, comparison.b, "answer_likelihood")
+        interval = next(line["ci95"] for line in found if (line["a"], line["b"], line["metric"]) == pair)
+        gain = held_out.beside.outcome == "better"
+        return told | {"claims_gain": gain, "metric": "answer_likelihood", "ci95": interval}
+    return told | {
         "claims_gain": page.verdict.tone == "good",
         "metric": held_out.metric if held_out else None,
         "ci95": list(comparison.ci95) if comparison else None,
     }
+
+
+def try_trl(data_set: DataSet, rows: list[Row], out: Path) -> str:
+    """Give the rows to `trl sft` as they are; return "as is", or the error that it ends with."""
+    folder = out / f"{folder_name(data_set)}-trl"
+    kept = folder.with_suffix(".txt")
+    if not kept.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "data").mkdir(parents=True)
+        data_set.write(rows, folder / "data")
+        nano = Path(str(importlib.resources.files("surefit"))) / "nano"
+        shutil.copytree(nano, folder / "model", ignore=shutil.ignore_patterns("*.py", "*.md", "__pycache__"))
+        trl = Path(sys.executable).parent / "trl"
+        typed = [str(trl), "sft", "--model_name_or_path", "model", "--dataset_name", "data", *TRL_FLAGS]
+        done = subprocess.run(typed, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        errors = re.findall(r"^(?:\w+\.)*\w*Error: .*", done.stderr, re.MULTILINE)
+        own = [error for error in errors if "CalledProcessError" not in error]
+        kept.write_text("as is" if done.returncode == 0 else (own or errors or ["it failed"])[-1], encoding="utf-8")
+    return kept.read_text(encoding="utf-8")
+
+
+def folder_name(data_set: DataSet) -> str:
+    return data_set.name.replace(" ", "-").replace(",", "")
 
 
 def passes(hour: Hour) -> bool:
@@ -309,7 +349,8 @@ def line(hour: Hour) -> str:
         hour.verdict.get("headline") or f"`{' '.join(hour.commands[-1].typed[:2])}` ended with {hour.commands[-1].code}"
     )
     verdict = "yes" if passes(hour) else "NO"
-    return f"{name:<32}{len(hour.commands):>4}{cost[0]:>8.0f}{cost[1]:>8.0f}  {span:<18}{verdict:<5}{said}"
+    trl = f"{hour.trl[:27]:<28}" if hour.trl else ""
+    return f"{name:<32}{len(hour.commands):>4}{cost[0]:>8.0f}{cost[1]:>8.0f}  {span:<18}{verdict:<5}{trl}{said}"
 
 
 def main() -> int:
@@ -318,8 +359,10 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--only", action="append", help="name of a set; repeatable")
     parser.add_argument("--no-control", action="store_true")
+    parser.add_argument("--trl", action="store_true", help="whether `trl sft` takes the same files")
     arguments = parser.parse_args()
-    print(f"{'set':<32}{'cmds':>4}{'s':>8}{'cpu s':>8}  {'95 % interval':<18}{'as':<5}verdict")
+    trl = f"{'trl sft':<28}" if arguments.trl else ""
+    print(f"{'set':<32}{'cmds':>4}{'s':>8}{'cpu s':>8}  {'95 % interval':<18}{'as':<5}{trl}verdict")
     hours = []
     for data_set in SETS:
         if arguments.only and data_set.name not in arguments.only:
@@ -332,6 +375,8 @@ def main() -> int:
             if control and (arguments.no_control or data_set.swap is None):
                 continue
             hour = kept_or_made(data_set, rows, arguments.out, control)
+            if arguments.trl:
+                hour.trl = "-" if control else try_trl(data_set, rows, arguments.out)
             hours.append(hour)
             print(line(hour), flush=True)
     for control, name in ((False, "sets"), (True, "controls")):
@@ -342,11 +387,14 @@ def main() -> int:
 
 def kept_or_made(data_set: DataSet, rows: list[Row], out: Path, control: bool) -> Hour:
     """Read an hour that an earlier call has finished, or live through it."""
-    folder = out / (data_set.name.replace(" ", "-").replace(",", "") + ("-shuffled" if control else ""))
+    folder = out / (folder_name(data_set) + ("-shuffled" if control else ""))
     kept = folder.with_suffix(".json")
     if kept.is_file():
         found = json.loads(kept.read_text(encoding="utf-8"))
-        return Hour(**found | {"commands": [Command(**command) for command in found["commands"]]})
+        hour = Hour(**found | {"commands": [Command(**command) for command in found["commands"]]})
+        if hour.ended:  # the verdict is read from the run as today's code words it
+            hour.verdict = read_verdict(folder / hour.commands[2].typed[2])
+        return hour
     subprocess.run(["rm", "-rf", str(folder)], check=True)
     swapped = data_set.swap(rows) if control and data_set.swap else rows
     hour = first_hour(data_set, swapped, folder, control)

@@ -52,8 +52,22 @@ def _drop_repeated(draft: ConfigDraft) -> None:
             draft.lost.pop(key, None)
 
 
+def _say_conflicts(draft: ConfigDraft) -> None:
+    """Name each value of the older section that the newer one contradicts; the newer one counts, in any order."""
+    older, newer = _HYPERPARAMETERS
+    for key in [key for key in KEYS if key.startswith(f"{older}.") and draft.says(key)]:
+        other = key.replace(older, newer, 1)
+        if draft.says(other):
+            why = f"{other} is {draft.flat[other]}, and OpenAI's newer section counts"
+            draft.lose_part(key, "", draft.flat[key], why)
+            mapping = KEYS.get(other)
+            if mapping is not None and mapping.config is not None and other not in draft.refused:
+                draft.carry(mapping.config, mapping.read(draft.flat[other]), other)
+
+
 def _finish(draft: ConfigDraft) -> None:
     _drop_repeated(draft)
+    _say_conflicts(draft)
     for key in [key for key in draft.flat if key.partition(".")[0] in RECORDS and draft.says(key)]:
         draft.lose(key, "it records the job at OpenAI")
     others = ("method.dpo", "method.reinforcement")

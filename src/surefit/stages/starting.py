@@ -56,6 +56,8 @@ CHARACTERS_PER_TOKEN = 3.0
 fewer."""
 NANO_PARAMETERS, LARGE_PARAMETERS = 20e6, 30e9
 PROPOSED = 3
+LONG_RUN, FIRST_LOOK = 500, 100
+"""Optimizer steps above which a shorter run is proposed beside the whole one, and the steps of that run."""
 OUTPUT_DIR = re.compile(r"""^output_dir:[ \t]*["']?([^"'#\s]+)""", re.MULTILINE)
 PAIRS_WHY = "each row has a better and a worse answer: train on the preference (direct preference optimization)"
 LABELS_WHY = "each row says whether its answer is a good one: learn from both kinds (Kahneman-Tversky optimization)"
@@ -472,9 +474,15 @@ def _draft(
         f"{found.rows.source}: {found.row_count} rows, {found.layout}; {length_why}"
         + (f"; not read: {', '.join(found.unread)}" if found.unread else ""),
         f"{model}: {_size_text(facts)}; {_fit_text(fit, hardware)}",
-        f"{plural(epochs, 'epoch')} of {kept:,} rows in batches of {batch}: {steps:,} steps; {held_out:,} held out",
+        f"{plural(epochs, 'epoch')} of {kept:,} rows in batches of {batch}: {steps:,} steps; {held_out:,} held out"
+        + (f"; for a first look, add `{_first_look(name)}` to `surefit run`" if steps > LONG_RUN else ""),
     ]
     return StartingConfig(lines, seen, fit.verdict, fit.roomy, columns=found.rows.columns)
+
+
+def _first_look(name: str) -> str:
+    """Return the options of a run of few steps, which leaves the whole run's directory alone."""
+    return f"--set train.max_steps={FIRST_LOOK} --set output_dir=runs/{name}-first-look"
 
 
 class Fit(NamedTuple):

@@ -117,3 +117,18 @@ def test_hyperparameters_that_differ_are_both_read(tmp_path):
     lost = {key.key: key.value for key in (*found.lost, *found.judged)}
     assert lost["hyperparameters.learning_rate_multiplier"] == 2.5
     assert lost["method.supervised.hyperparameters.learning_rate_multiplier"] == 1.8
+
+
+@pytest.mark.parametrize("newer_first", [False, True])
+def test_a_contradicted_value_is_named_and_the_newer_section_counts(tmp_path, newer_first):
+    sections = {
+        "hyperparameters": SUPERVISED | {"n_epochs": 2},
+        "method": {"type": "supervised", "supervised": {"hyperparameters": SUPERVISED}},
+    }
+    names = list(sections)[::-1] if newer_first else list(sections)
+    rest = {key: value for key, value in JOB.items() if key not in sections}
+    found = read(tmp_path, rest | {name: sections[name] for name in names})
+    assert yaml.safe_load(to_config_yaml(found))["train"]["num_train_epochs"] == 4.0
+    said = {part.key: part for part in found.parts}
+    assert "is 4" in said["hyperparameters.n_epochs"].why
+    assert "hyperparameters.batch_size" not in said

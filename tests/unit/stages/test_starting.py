@@ -258,3 +258,14 @@ def test_a_run_gets_a_directory_that_no_other_config_and_no_run_has(tmp_path: Pa
     assert choose_run_name(tmp_path, "rows.csv", for_config=False) == "rows-2"
     (tmp_path / "runs" / "rows-2").mkdir(parents=True)
     assert choose_run_name(tmp_path, "rows.csv", for_config=True) == "rows-3"
+
+
+@pytest.mark.parametrize(("rows", "is_long"), [(40_000, True), (900, False)])
+def test_a_long_run_says_how_to_see_a_result_sooner(tmp_path, rows, is_long):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "".join(json.dumps({"prompt": f"Say {n}.", "completion": f"It is {n}."}) + "\n" for n in range(rows))
+    )
+    draft = build_starting_config(str(path), "surefit/nano", "auto", name="mine", simulate=False)
+    options = "--set train.max_steps=100 --set output_dir=runs/mine-first-look"
+    assert (options in " ".join(draft.seen)) is is_long
