@@ -13,14 +13,6 @@ from family_shapes import IMAGES
 Line = Mapping[str, Any]
 HEAD = """# Which models
 
-| you want to | read |
-|---|---|
-| know whether a family of models trains | [Family by family](#family-by-family) |
-| fine-tune a mixture of experts | [Experts](#experts) |
-| know what all-linear leaves out | [What all-linear reaches](#what-all-linear-reaches) |
-| train the language part of a vision-language model | [Models that also take images](#models-that-also-take-images) |
-| know what does not work | [Faults](#faults) |
-
 Every decoder that transformers knows was built at a small size from its own config class, with a few thousand random
 parameters, and taken through every stage: `check`, the plan by closed form and by simulation, two training steps, with
 LoRA and of all weights, padded (interrupted after the first step, and resumed) and packed, the merge and its
