@@ -124,7 +124,7 @@ def surefit(job: PairJob) -> dict[str, Any]:
     rows = list(zip(job.rows, job.labels, strict=True))
     batches = MicroBatcher(rows, np.array([len(row) for row in job.rows]), config, 0)
     none = MicroBatcher([], np.zeros(0, np.int64), config, 0)
-    stored = StoredReference(job.folder / "reference.safetensors", "", batches, none, job.total, SINGLE)
+    stored = StoredReference(job.folder / "reference.safetensors", "", batches, none, job.total, {}, SINGLE)
     with Meter() as reference:
         stored.compute(model, config.speed.chunked_loss, lambda: False)
     stored.hand_out()
@@ -141,7 +141,7 @@ def surefit(job: PairJob) -> dict[str, Any]:
         losses.append(result.loss)
         norms.append(result.grad_norm)
         meters.append((meter.seconds, meter.cpu_seconds))
-    how = f"micro batch {job.micro} pairs, packing {config.data.packing}, reference stored"
+    how = f"micro batch {job.micro} pairs, packing {config.data.packing}, prompts shared {config.speed.shared_prompts}, reference stored"
     return {"first_batch": vars(first)} | summary(job, losses, norms, meters, reference, how)
 
 
@@ -216,7 +216,8 @@ def trl_rows(job: PairJob) -> list[dict[str, Any]]:
         chosen, rejected = (job.rows[2 * pair + side].tolist() for side in (0, 1))
         rows.append(
             {
-                "prompt_ids": chosen[: starts[0]], "chosen_ids": chosen[starts[0] :],
+                "prompt_ids": chosen[: starts[0]],
+                "chosen_ids": chosen[starts[0] :],
                 "rejected_ids": rejected[starts[1] :],
             }  # fmt: skip
         )
