@@ -28,6 +28,14 @@ TRAINING = (
     ("long", "one step", "LoRA on Qwen3 4B, one row of 200,000 tokens", 2_500),
 )
 """(stage, item, what it is, tokens per second that SureFit is meant to reach on one H200)."""
+PREFERENCES = (
+    ("dpo", "dpo-1b, surefit", "dpo with LoRA on Llama 3.2 1B, pairs of 2 × 1,024 tokens"),
+    ("dpo", "dpo-1b, trl-tuned", "TRL's DPOTrainer, tuned, on the 1B"),
+    ("dpo", "dpo-8b, surefit", "dpo with LoRA on Llama 3.1 8B"),
+    ("dpo", "dpo-8b, trl-tuned", "TRL's DPOTrainer, tuned, on the 8B"),
+    ("qlora-dpo", "surefit", "dpo over NF4 on Qwen2.5 7B"),
+)
+"""(stage, item, what it is)."""
 ATTENTION = (
     ("grad_q at 704", "NaN in the gradient of padded attention, 704 tokens", "none but with cuDNN"),
     ("new shape, cuDNN on", "first call of a new length, cuDNN", None),
@@ -76,6 +84,7 @@ def text(folder: Path) -> str:
         heading(found),
         table("Training", [(label, goal(aim), found.text(*key, speed)) for *key, label, aim in TRAINING]),
         table("The plan", [*plan_rows(folder), *first_run_rows(found)]),
+        table("Preferences", list(preference_rows(found))),
         table("Attention", list(attention_rows(found))),
         table("Rates", list(rate_rows(found))),
         table("Tests", list(test_rows(found))),
@@ -136,6 +145,26 @@ def first_run_rows(found: Found) -> Iterator[tuple[str, str, str]]:
     label = "`init --data`, then `run`, 7B in NF4"
     yield f"{label}: memory", "in the plan's range", found.text("first-run", "run", first_run_memory)
     yield f"{label}: time in steps", f"within {GOALS['time']}", found.text("first-run", "run", first_run_time)
+
+
+def preference_rows(found: Found) -> Iterator[tuple[str, str, str]]:
+    """dpo beside TRL's, its first batch, and the plan of a run."""
+    for stage, item, label in PREFERENCES:
+        yield label, "–", found.text(stage, item, preference_speed)
+    label = "first batch of dpo over NF4"
+    yield label, "ln 2 = 0.693147", found.text("qlora-dpo", "surefit", lambda item: first_batch(item["first_batch"]))
+    label = "`train` with dpo, 7B in NF4"
+    yield f"{label}: memory", "in the plan's range", found.text("dpo-plan", "run", first_run_memory)
+    yield f"{label}: time in steps", f"within {GOALS['time']}", found.text("dpo-plan", "run", first_run_time)
+
+
+def preference_speed(item: dict[str, Any]) -> str:
+    speeds = f"{item['step_tokens_per_second']:,.0f} tokens/s in the steps, {item['tokens_per_second']:,.0f} with the"
+    return f"{speeds} reference, {item['peak_bytes'] / GIB:.1f} GiB, first loss {item['loss']:.4f}"
+
+
+def first_batch(found: dict[str, Any]) -> str:
+    return f"{found['loss']:.6f}, at most {found['offset']:.1e} nats per token from the reference"
 
 
 def first_run_memory(item: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The GPU day's walk of a newcomer: `surefit init --data`, then `surefit run`, on a model of 7B's shape in NF4.
 
 The weights are random and written to disk, since no model hub is reachable; the tokenizer is surefit/nano's. What is
-recorded is what the plan said beforehand, and what the run then took. Random weights answer nothing, so a gate that
+recorded is what the plan said beforehand, and what the run then took; the same for `surefit train` with dpo. Random weights answer nothing, so a gate that
 fails (exit code 1) is a result here and no error.
 """
 
@@ -72,6 +72,37 @@ def measure_first_run(folder: Path, miniature: bool) -> dict[str, Any]:
         found["error"] = f"run: exit {code}: {_last(said)}"
     elif "train" not in found["seconds_by_stage"]:
         found["error"] = f"run: it did not train: {_last(said)}"
+    return found
+
+
+def measure_dpo_run(folder: Path, miniature: bool) -> dict[str, Any]:
+    """As `measure_first_run`, of `surefit train` with dpo on pairs; its first batch is at ln 2, or it does not train."""
+    from gpu_stages import run_group
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+    from preference_rows import make_rows
+
+    pairs, config, run = folder / "pairs.jsonl", folder / "run.yaml", folder / "run"
+    pairs.write_text(
+        "".join(json.dumps(row) + "\n" for row in make_rows(32 if miniature else 400, 0)), encoding="utf-8"
+    )
+    write_base(folder / "base", miniature)
+    model: dict[str, Any] = {"name_or_path": str(folder / "base")}
+    model |= {"dtype": "float32"} if miniature else {"quantization": "nf4"}
+    settings = {
+        "recipe": "chat", "model": model, "objective": {"name": "dpo", "beta": 0.1},
+        "data": {"train": str(pairs), "eval": 0.1, "max_length": 256},
+        "train": {"global_batch_size": 8, "max_steps": 2 if miniature else STEPS},
+        "hardware": {"gpu": "cpu" if miniature else "auto"}, "output_dir": str(run),
+    }  # fmt: skip
+    config.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
+    code, said = run_group([sys.executable, "-m", "surefit", "train", str(config)], RUN_SECONDS)
+    print(said, flush=True)
+    found = planned_and_measured(run) | {"exit_code": code}
+    first = run / "first_batch.json"
+    found["first_batch"] = json.loads(first.read_text()) if first.exists() else None
+    if code != 0:
+        found["error"] = f"train: {'not done in time' if code is None else f'exit {code}: {_last(said)}'}"
     return found
 
 

@@ -343,17 +343,59 @@ def shared_prompts(here: Here) -> None:
         here.once(f"prompt {prompt}, answers {answer}", partial(layouts.compare, asked, prompt, answer))
 
 
-def first_run(here: Here) -> None:
-    """What it writes, 15 GB and the merged model, is removed."""
-    import gpu_first_run
+def dpo(here: Here) -> None:
+    """SureFit and, where it is installed, TRL, on the same pairs and factors."""
+    names = ("mini",) if here.miniature else ("dpo-1b", "dpo-8b")
+    stacks = ["surefit"] + ["trl-tuned"] * (importlib.util.find_spec("trl") is not None)
+    for name in names:
+        for stack in stacks:
+            here.once(f"{name}, {stack}", partial(dpo_item, name, stack))
 
+
+def qlora_dpo(here: Here) -> None:
     if here.gpu:
         here.need("bitsandbytes")
-    folder = here.out / "first-run"
+    name = "mini" if here.miniature else "qlora-dpo-7b"
+    here.once("surefit", partial(dpo_item, name, "surefit"))
+
+
+def dpo_item(name: str, stack: str) -> dict[str, Any]:
+    """One stack on one workload; an error where SureFit's first batch is not at ln 2."""
+    import preference_speed
+
+    workload = preference_speed.GPU_WORKLOADS[name]
+    found = preference_speed.run_stack(stack, workload)
+    if "error" in found:
+        return found
+    first = found.get("first_batch")
+    if first is not None and not first["passed"]:
+        return {"error": f"the first batch is at {first['loss']:.6f}, not at {first['expected']:.6f}"}
+    total = workload.warmup + workload.steps
+    speeds = preference_speed.figures(found, total)
+    return speeds | {"loss": found["losses"][0], "losses": found["losses"], "first_batch": first, "how": found["how"]}
+
+
+def first_run(here: Here) -> None:
+    import gpu_first_run
+
+    run_in_folder(here, gpu_first_run.measure_first_run)
+
+
+def dpo_plan(here: Here) -> None:
+    import gpu_first_run
+
+    run_in_folder(here, gpu_first_run.measure_dpo_run)
+
+
+def run_in_folder(here: Here, measure: Callable[[Path, bool], dict[str, Any]]) -> None:
+    """What it writes, 15 GB and the merged model, is removed."""
+    if here.gpu:
+        here.need("bitsandbytes")
+    folder = here.out / here.stage
     shutil.rmtree(folder, ignore_errors=True)  # of a day that was killed
     folder.mkdir()
     try:
-        here.once("run", lambda: gpu_first_run.measure_first_run(folder, here.miniature))
+        here.once("run", lambda: measure(folder, here.miniature))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -367,6 +409,9 @@ STAGES: dict[str, Callable[[Here], None]] = {
     "lora-8b": lambda here: lora(here, "lora-8b"),
     "qlora-7b": qlora,
     "trl": trl,
+    "dpo": dpo,
+    "qlora-dpo": qlora_dpo,
+    "dpo-plan": dpo_plan,
     "shared": shared_prompts,
     "plan": plan,
     "first-run": first_run,

@@ -1,6 +1,6 @@
 """kill -9 at random moments of small runs, saves, evaluation and export included; every resume must lose nothing.
 
-    python benchmarks/kill_resume.py [--kills 100] [--processes 1] [--model DIR] [--seed 0] [--json]
+    python benchmarks/kill_resume.py [--kills 100] [--processes 1] [--model DIR | --pairs] [--seed 0] [--json]
 
 Runs of several kinds (LoRA with dropout, packed, accumulated, all the weights in bfloat16, with the best checkpoint
 kept and early stopping) are trained by a child process that is killed with SIGKILL, resumed by the next, killed again,
@@ -11,6 +11,9 @@ those of an uninterrupted run of the same config. Exits with 1 where they do not
 
 With `--processes 2` the runs train all weights under FSDP, and their checkpoints are written in parts. Half of the
 kills hit all processes at once, half one of them; the others must then end by themselves within ten seconds.
+
+With `--pairs` the runs are of dpo, and kills also come while the reference is being stored, which a resumed run goes on
+with; reference.safetensors must be the same in the end, too.
 
 With `--model` LoRA runs of that model on a few short rows are killed; a step takes longer there.
 
@@ -43,13 +46,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
 
 import tiny_run
 import torch
+from safetensors import safe_open
 
 from surefit.checkpoint.manager import latest_complete, load_checkpoint
 from surefit.core.errors import LostProcess
 from surefit.core.rundir import read_jsonl
 from surefit.parallel.engine import build_engine
 from surefit.parallel.process_group import World, process_group
-from surefit.train import checkpointing, heldout, loop, sharded_checkpoint
+from surefit.train import checkpointing, heldout, loop, reference, sharded_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
     "LoRA, dropout": {},
@@ -69,9 +73,15 @@ REAL: dict[str, dict[str, Any]] = {
     "LoRA, real model": {"num_train_epochs": 2.0, "learning_rate": 1e-3},
     "packed, real model": {"num_train_epochs": 2.0, "learning_rate": 1e-3, "packing": True},
 }
-PHASES = ("start", "step", "copy", "evaluation", "export", "between")
+PAIRS: dict[str, dict[str, Any]] = {
+    "dpo": {"objective": {"name": "dpo", "beta": 0.1}},
+    "dpo packed, sft term": {"objective": {"name": "dpo", "beta": 0.1, "sft_weight": 0.5}, "packing": True},
+    "dpo, all weights": {"objective": {"name": "dpo", "beta": 0.1}, "kind": "full", "learning_rate": 1e-3},
+}
+PHASES = ("start", "step", "copy", "evaluation", "export", "reference", "between")
 WRITING = "writing"
 AIMED = (WRITING, "copy", "evaluation", "export")
+AIMED_PAIRS = (*AIMED, "reference")
 TIMES = ("seconds", "tokens_per_second", "mfu", "disk_free_bytes")
 LOST = 70
 """What a child exits with that has lost another."""
@@ -114,7 +124,7 @@ class Watch:
 
 
 def config(base: Path, out: Path, kind: str) -> Any:
-    made = tiny_run.config(base, out, every=2, **(KINDS | IN_PARTS | REAL)[kind])
+    made = tiny_run.config(base, out, every=2, **(KINDS | IN_PARTS | REAL | PAIRS)[kind])
     mode = "fsdp" if kind in IN_PARTS else "single"
     return made.model_copy(update={"parallel": made.parallel.model_copy(update={"mode": mode})})
 
@@ -188,6 +198,8 @@ def train(base: Path, out: Path, kind: str, watch: Watch, world: World) -> None:
     watch.wrap(heldout, "measure", "evaluation")
     watch.wrap(checkpointing.Snapshot, "take", "copy")
     watch.wrap(checkpointing.CheckpointWriter, "_write", WRITING)
+    watch.wrap(reference.StoredReference, "_measure", "reference")
+    reference.SAVED_EVERY = 4  # pairs, of 30: a kill may come before the first save, between two and after the last
     watch.wrap(sharded_checkpoint.ShardedCheckpointWriter, "_work", WRITING)
     made = config(base, out, kind)
     with process_group(world, patience(kind) / 60):
@@ -196,7 +208,8 @@ def train(base: Path, out: Path, kind: str, watch: Watch, world: World) -> None:
 
 def attempt(started: Processes, watches: Sequence[Watch], draw: random.Random, seconds: float) -> str | None:
     """Kill one process of a run, or all; the phase it was killed in, or None where the run was through before."""
-    aim = draw.choice(AIMED) if draw.random() < 0.5 else None
+    aimed = AIMED_PAIRS if started.kind in PAIRS else AIMED
+    aim = draw.choice(aimed) if draw.random() < 0.5 else None
     victim = draw.randrange(len(watches))
     victims = range(len(watches)) if draw.random() < 0.5 else [victim]
     watch = watches[victim]
@@ -242,6 +255,9 @@ def differences(one: Path, two: Path) -> list[str]:
     ]
     if lines[0] != lines[1]:
         found.append("metrics")
+    stored = [out / "reference.safetensors" for out in (one, two)]
+    if stored[0].exists() and _content(stored[0]) != _content(stored[1]):
+        found.append("the stored reference")
     newest = [latest_complete(out / "checkpoints") for out in (one, two)]
     for name in ("weights", "optimizer"):
         ours, theirs = (getattr(load_checkpoint(latest.path), name) for latest in newest if latest.path)
@@ -254,12 +270,20 @@ def differences(one: Path, two: Path) -> list[str]:
     return found
 
 
-def measure(kills: int, seed: int, folder: Path, processes: int, model: Path | None) -> list[dict[str, Any]]:
+def _content(file: Path) -> tuple[dict[str, str], dict[str, bytes]]:
+    """What a safetensors file holds; the order of its metadata is by chance."""
+    with safe_open(file, framework="numpy") as opened:
+        return opened.metadata(), {name: opened.get_tensor(name).tobytes() for name in opened.keys()}  # noqa: SIM118
+
+
+def measure(
+    kills: int, seed: int, folder: Path, processes: int, model: Path | None, pairs: bool = False
+) -> list[dict[str, Any]]:
     """Kill and resume runs of every kind in turn until there were enough kills; a row per kind."""
     uneven = {"intermediate_size": 45} if processes > 1 else {}
     base = model or tiny_run.save_base(folder / "base", **uneven)
     draw, watches = random.Random(seed), [Watch() for _ in range(processes)]
-    kinds = REAL if model else IN_PARTS if processes > 1 else KINDS
+    kinds = PAIRS if pairs else REAL if model else IN_PARTS if processes > 1 else KINDS
     rows = [{"kind": kind, "runs": 0, "kills": 0, "phases": Counter(), "differences": []} for kind in kinds]
     seconds = {}
     number = 0
@@ -303,15 +327,18 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--model", type=Path, help="a model's directory in place of a tiny random one")
+    parser.add_argument("--pairs", action="store_true", help="runs of dpo, with a stored reference")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.model and options.processes > 1:
         parser.error("--model is for one process")
+    if options.pairs and (options.model or options.processes > 1):
+        parser.error("--pairs is for one process and the tiny model")
     torch.set_num_threads(1)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        rows = measure(options.kills, options.seed, Path(folder), options.processes, options.model)
+        rows = measure(options.kills, options.seed, Path(folder), options.processes, options.model, options.pairs)
     phases = sum((row["phases"] for row in rows), Counter())
     passed = not any(row["differences"] for row in rows)
     result = {
