@@ -1,6 +1,7 @@
 """What a new user reaches in three commands: `init --data`, `run`, `chat`, on twelve data sets, with nothing edited.
 
-    PYTHONPATH=src python benchmarks/first_hour.py --out DIR [--data ../shared/data] [--only NAME] [--no-control] [--trl]
+    PYTHONPATH=src python benchmarks/first_hour.py --out DIR [--data ../shared/data] [--only NAME]
+        [--no-control] [--trl]
 
 Seven sets are rows that somebody has published, where `--data` holds them; the others are written here from a seed.
 Each is tuned on the built-in model and then once more as a control, whose answers are shuffled among the rows: its

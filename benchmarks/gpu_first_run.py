@@ -1,8 +1,8 @@
 """The GPU day's walk of a newcomer: `surefit init --data`, then `surefit run`, on a model of 7B's shape in NF4.
 
 The weights are random and written to disk, since no model hub is reachable; the tokenizer is surefit/nano's. What is
-recorded is what the plan said beforehand, and what the run then took; the same for `surefit train` with dpo. Random weights answer nothing, so a gate that
-fails (exit code 1) is a result here and no error.
+recorded is what the plan said beforehand, and what the run then took; the same for `surefit train` with dpo. Random
+weights answer nothing, so a gate that fails (exit code 1) is a result here and no error.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def measure_first_run(folder: Path, miniature: bool) -> dict[str, Any]:
 
 
 def measure_dpo_run(folder: Path, miniature: bool) -> dict[str, Any]:
-    """As `measure_first_run`, of `surefit train` with dpo on pairs; its first batch is at ln 2, or it does not train."""
+    """As `measure_first_run`, of `surefit train` with dpo on pairs; its first batch is at ln 2, or it stops."""
     from gpu_stages import run_group
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests/helpers"), str(ROOT / "scripts")]
+sys.path.extend([str(ROOT / "tests/helpers"), str(ROOT / "scripts")])
 
 import numpy as np
 import preference_rows
@@ -76,7 +76,7 @@ def train(folder: Path, rule: str, seed: int, shuffle: bool) -> tuple[HeldOutPai
                 "lora": {"r": 8, "target_modules": "all-linear"},
                 "hardware": {"gpu": "cpu"},
                 "output_dir": str(folder / "run"),
-            }  # fmt: skip
+            }
         )
     )
     run = load_checked_run(folder / "config.yaml")

@@ -11,8 +11,8 @@ SureFit has them; `--default` adds TRL as it comes, which computes the reference
 
 Counted are the tokens of both answers with their prompts, once each, per second and per processor second: of the steps
 after the first, and of an epoch, with the reference pass. A stack whose losses are not the other's is void: they start
-from the same factors, so the first loss is ln 2, and the curves are compared to 1e-3. With `--out` a second call goes on
-where the first was ended. The prompts are the text of this repository's pages.
+from the same factors, so the first loss is ln 2, and the curves are compared to 1e-3. With `--out` a second call goes
+on where the first was ended. The prompts are the text of this repository's pages.
 """
 
 from __future__ import annotations

@@ -141,7 +141,10 @@ def surefit(job: PairJob) -> dict[str, Any]:
         losses.append(result.loss)
         norms.append(result.grad_norm)
         meters.append((meter.seconds, meter.cpu_seconds))
-    how = f"micro batch {job.micro} pairs, packing {config.data.packing}, prompts shared {config.speed.shared_prompts}, reference stored"
+    how = (
+        f"micro batch {job.micro} pairs, packing {config.data.packing}, "
+        f"prompts shared {config.speed.shared_prompts}, reference stored"
+    )
     return {"first_batch": vars(first)} | summary(job, losses, norms, meters, reference, how)
 
 
@@ -151,7 +154,8 @@ def summary(
     """What both stacks print; the reference's seconds are of all steps' pairs, and 0 where it is part of the step."""
     timed = np.asarray(meters)[-job.steps :]
     return {
-        "losses": losses, "grad_norm": norms[0], "seconds": timed[:, 0].tolist(), "cpu_seconds": float(timed[:, 1].sum()),
+        "losses": losses, "grad_norm": norms[0], "seconds": timed[:, 0].tolist(),
+        "cpu_seconds": float(timed[:, 1].sum()),
         "tokens": sum(job.tokens()[-job.steps :]), "all_tokens": sum(job.tokens()),
         "reference_seconds": reference.seconds if reference else 0.0,
         "reference_cpu_seconds": reference.cpu_seconds if reference else 0.0, "peak_bytes": peak_bytes(), "how": how,
@@ -204,7 +208,8 @@ def trl(job: PairJob, tuned: bool) -> dict[str, Any]:
     trainer.train()
     lines = [line for line in trainer.state.log_history if "loss" in line]
     losses, norms = ([line[key] for line in lines] for key in ("loss", "grad_norm"))
-    how = f"micro batch {job.micro} pairs, gradient_checkpointing {not tuned}, reference {'stored' if tuned else 'in the step'}"
+    where = "stored" if tuned else "in the step"
+    how = f"micro batch {job.micro} pairs, gradient_checkpointing {not tuned}, reference {where}"
     return summary(job, losses, norms, np.diff(np.asarray(times), axis=0), reference, how)
 
 
@@ -219,7 +224,7 @@ def trl_rows(job: PairJob) -> list[dict[str, Any]]:
                 "prompt_ids": chosen[: starts[0]],
                 "chosen_ids": chosen[starts[0] :],
                 "rejected_ids": rejected[starts[1] :],
-            }  # fmt: skip
+            }
         )
     return rows
 

@@ -50,6 +50,7 @@ PLACED: dict[Trait, dict[str, Any]] = {
     "answers in training": {"evaluate": {"in_training": True}},
     "shared tokens": {"parallel": {"mode": "cp", "cp": 2}},
     "pairs": {"objective": {"name": "orpo"}},
+    "shared prompts": {"objective": {"name": "orpo"}, "speed": {"shared_prompts": True}},
     "labelled answers": {"objective": {"name": "kto"}},
     "reference": {"objective": {"name": "dpo"}},
     "truncated documents": {"data": {"too_long": "truncate"}},

@@ -16,6 +16,7 @@ from surefit.data.rows.layouts import LAYOUTS, PAIR_LAYOUTS, detect_format, to_e
 PAGE = Path(__file__).parents[3] / "docs/data.md"
 SFT = recipes.get_recipe("chat")
 DPO = replace(SFT, pairs=True)
+KTO = replace(SFT, labelled=True)
 PAIR_COLUMNS = {"chosen", "rejected", "rejected_response", "preferred_output", "completions"}
 
 
@@ -23,7 +24,7 @@ def test_the_example_rows(write, tokenizer):
     rows = [
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     ]
-    read = [(row, DPO if PAIR_COLUMNS & row.keys() else SFT) for row in rows]
+    read = [(row, DPO if PAIR_COLUMNS & row.keys() else KTO if "label" in row else SFT) for row in rows]
     layouts = list(dict.fromkeys(detect_format(list(row), recipe) for row, recipe in read))
     assert layouts == [*LAYOUTS, *PAIR_LAYOUTS]
     for row, recipe in read:

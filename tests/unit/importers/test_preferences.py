@@ -126,8 +126,8 @@ def test_the_objective_is_imported(tool: str, more: str, wanted: dict[str, Any],
 
 
 def test_the_likelihood_term_of_llamafactory_is_a_mean_per_answer(tmp_path: Path) -> None:
-    lost = read(tmp_path, "llamafactory", "stage: dpo\npref_ftx: 0.2\n").lost
-    assert any(one.key == "pref_ftx" and "mean loss of each chosen answer" in one.why for one in lost)
+    parts = read(tmp_path, "llamafactory", "stage: dpo\npref_ftx: 0.2\n").parts
+    assert any(one.key == "pref_ftx" and "mean loss of each chosen answer" in one.why for one in parts)
 
 
 @pytest.mark.parametrize(
