@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.extend([str(ROOT / "tests/helpers"), str(ROOT / "scripts")])
+sys.path.append(str(ROOT / "tests/helpers"))
+sys.path.append(str(ROOT / "scripts"))
 
 import numpy as np
 import preference_rows
