@@ -20,9 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests/helpers"))
-sys.path.append(str(ROOT / "scripts"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/helpers"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import numpy as np
 import preference_rows
