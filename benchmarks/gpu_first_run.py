@@ -76,7 +76,7 @@ def measure_first_run(folder: Path, miniature: bool) -> dict[str, Any]:
 
 
 def measure_dpo_run(folder: Path, miniature: bool) -> dict[str, Any]:
-    """As `measure_first_run`, of `surefit train` with dpo on pairs; its first batch is at ln 2, or it stops."""
+    """As `measure_first_run`, of `surefit train` with dpo; its first batch is at ln 2, or it does not train."""
     from gpu_stages import run_group
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/helpers"))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import numpy as np
 import preference_rows
@@ -58,27 +58,18 @@ def train(folder: Path, rule: str, seed: int, shuffle: bool) -> tuple[HeldOutPai
     rows = preference_rows.RULES[rule](PAIRS, seed, shuffle)
     folder.mkdir()
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (folder / "config.yaml").write_text(
-        json.dumps(
-            {
-                "recipe": "chat",
-                "model": {"name_or_path": "surefit/nano", "dtype": "float32"},
-                "objective": {"name": "dpo", "beta": 0.1},
-                "data": {"train": str(folder / "pairs.jsonl"), "eval": HELD_OUT, "max_length": 256},
-                "train": {
-                    "learning_rate": 1e-3,
-                    "global_batch_size": 16,
-                    "num_train_epochs": 3,
-                    "per_device_train_batch_size": 16,
-                    "gradient_checkpointing": False,
-                    "seed": seed,
-                },
-                "lora": {"r": 8, "target_modules": "all-linear"},
-                "hardware": {"gpu": "cpu"},
-                "output_dir": str(folder / "run"),
-            }
-        )
-    )
+    settings = {
+        "recipe": "chat", "model": {"name_or_path": "surefit/nano", "dtype": "float32"},
+        "objective": {"name": "dpo", "beta": 0.1},
+        "data": {"train": str(folder / "pairs.jsonl"), "eval": HELD_OUT, "max_length": 256},
+        "train": {
+            "learning_rate": 1e-3, "global_batch_size": 16, "num_train_epochs": 3,
+            "per_device_train_batch_size": 16, "gradient_checkpointing": False, "seed": seed,
+        },
+        "lora": {"r": 8, "target_modules": "all-linear"},
+        "hardware": {"gpu": "cpu"}, "output_dir": str(folder / "run"),
+    }  # fmt: skip
+    (folder / "config.yaml").write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML
     run = load_checked_run(folder / "config.yaml")
     config = run.resolved.config
     config = config.model_copy(

@@ -1,8 +1,8 @@
 """How far the answers of a run follow the rule of its pairs: `preference_rule.py RUN [--rule polite|shorter] [--json]`.
 
 Reads what `surefit evaluate RUN` generated (RUN/eval/SET/VARIANT.predictions.jsonl): of each set and model, the share
-of polite answers, or the mean number of words, with its 95 % interval. An answer is polite if it has a
-word of courtesy (scripts/preference_rows.py).
+of polite answers, or the mean number of words, with its 95 % interval. An answer is polite if it has a word of courtesy
+(scripts/preference_rows.py).
 """
 
 from __future__ import annotations

@@ -141,10 +141,8 @@ def surefit(job: PairJob) -> dict[str, Any]:
         losses.append(result.loss)
         norms.append(result.grad_norm)
         meters.append((meter.seconds, meter.cpu_seconds))
-    how = (
-        f"micro batch {job.micro} pairs, packing {config.data.packing}, "
-        f"prompts shared {config.speed.shared_prompts}, reference stored"
-    )
+    how = f"micro batch {job.micro} pairs, packing {config.data.packing}, reference stored"
+    how += f", prompts shared {config.speed.shared_prompts}"
     return {"first_batch": vars(first)} | summary(job, losses, norms, meters, reference, how)
 
 
@@ -208,8 +206,8 @@ def trl(job: PairJob, tuned: bool) -> dict[str, Any]:
     trainer.train()
     lines = [line for line in trainer.state.log_history if "loss" in line]
     losses, norms = ([line[key] for line in lines] for key in ("loss", "grad_norm"))
-    where = "stored" if tuned else "in the step"
-    how = f"micro batch {job.micro} pairs, gradient_checkpointing {not tuned}, reference {where}"
+    how = f"micro batch {job.micro} pairs, gradient_checkpointing {not tuned}, "
+    how += "reference stored" if tuned else "reference in the step"
     return summary(job, losses, norms, np.diff(np.asarray(times), axis=0), reference, how)
 
 
@@ -219,13 +217,8 @@ def trl_rows(job: PairJob) -> list[dict[str, Any]]:
     for pair in (pair for step in job.order() for pair in step):
         starts = [int((job.labels[2 * pair + side] == MASKED).sum()) for side in (0, 1)]
         chosen, rejected = (job.rows[2 * pair + side].tolist() for side in (0, 1))
-        rows.append(
-            {
-                "prompt_ids": chosen[: starts[0]],
-                "chosen_ids": chosen[starts[0] :],
-                "rejected_ids": rejected[starts[1] :],
-            }
-        )
+        row = {"prompt_ids": chosen[: starts[0]], "chosen_ids": chosen[starts[0] :]}
+        rows.append(row | {"rejected_ids": rejected[starts[1] :]})
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Makes pairs of answers that state a rule: of two answers to the same question, the shorter or politer is preferred.
+"""Makes pairs of answers that state a rule: the shorter or the politer of two answers is preferred.
 
 python scripts/preference_rows.py ROWS.jsonl [--rule shorter|polite] [--rows 400] [--seed 0] [--shuffle-labels]
 
