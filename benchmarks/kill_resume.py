@@ -81,7 +81,6 @@ PAIRS: dict[str, dict[str, Any]] = {
 PHASES = ("start", "step", "copy", "evaluation", "export", "reference", "between")
 WRITING = "writing"
 AIMED = (WRITING, "copy", "evaluation", "export")
-AIMED_PAIRS = (*AIMED, "reference")
 TIMES = ("seconds", "tokens_per_second", "mfu", "disk_free_bytes")
 LOST = 70
 """What a child exits with that has lost another."""
@@ -206,10 +205,18 @@ def train(base: Path, out: Path, kind: str, watch: Watch, world: World) -> None:
         tiny_run.training(made, engine=build_engine(made.parallel, world)).fit(resume=True)
 
 
-def attempt(started: Processes, watches: Sequence[Watch], draw: random.Random, seconds: float) -> str | None:
-    """Kill one process of a run, or all; the phase it was killed in, or None where the run was through before."""
-    aimed = AIMED_PAIRS if started.kind in PAIRS else AIMED
-    aim = draw.choice(aimed) if draw.random() < 0.5 else None
+def attempt(
+    started: Processes, watches: Sequence[Watch], draw: random.Random, seconds: float, before: int
+) -> str | None:
+    """Kill one process of a run, or all; the phase it was killed in, or None where the run was through before.
+
+    Args:
+        before: kills of this run before. Runs on pairs are few, and take the phases in turn: the reference is stored
+            at the start, and no more when a resumed run has it.
+    """
+    aim = draw.choice(AIMED) if draw.random() < 0.5 else None
+    if started.kind in PAIRS:
+        aim = ("reference", None, *AIMED)[before % 6]
     victim = draw.randrange(len(watches))
     victims = range(len(watches)) if draw.random() < 0.5 else [victim]
     watch = watches[victim]
@@ -294,15 +301,16 @@ def measure(
             began = time.monotonic()
             through(Processes(base, straight, kind, watches))
             seconds[kind] = time.monotonic() - began
-        done = False
+        done, before = False, 0
         while not done:
             started = Processes(base, out, kind, watches)
             if sum(row["kills"] for row in rows) < kills:
-                phase = attempt(started, watches, draw, seconds[kind])
+                phase = attempt(started, watches, draw, seconds[kind], before)
             else:
                 phase = None
                 through(started)
             require_undamaged(out)
+            before += 1
             done = phase is None
             if phase is not None:
                 row["kills"] += 1

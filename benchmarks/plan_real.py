@@ -34,6 +34,8 @@ from plan_real_models import FAMILIES, SIZES, make
 
 MODEL = "surefit/smollm2-135m-instruct"
 STEPS = 2
+TEMPLATE_TOKENS = 32
+"""What the chat template of the real model adds to a pair, at most."""
 WORDS = "a the of and to in is you that it he was for on are as with his they at be this have from or one had by word"
 MEDIAN, WIDEST = 0.03, 0.10
 """The goals: the median error, and how far the interval may reach to either side of the figure."""
@@ -57,6 +59,8 @@ FULL = {"train.method": "full", "train.learning_rate": 1e-5}
 KEPT, SELECTIVE = {"train.gradient_checkpointing": False}, {"train.gradient_checkpointing": "selective"}
 RECOMPUTED, OFFLOADED = {"train.gradient_checkpointing": True}, {"train.gradient_checkpointing": "offload"}
 NF4, WHOLE = {"model.quantization": "nf4"}, {"speed.chunked_loss": False}
+DPO = {"objective.name": "dpo", "objective.beta": 0.1}
+"""Of pairs: `rows` are pairs, and each answer with its prompt is as long as a row."""
 CASES = (
     Case("lora-256x4-padded", 256, 4, set=KEPT),
     Case("lora-1024x2-padded", 1024, 2, set=KEPT),
@@ -74,6 +78,8 @@ CASES = (
     Case("nf4-256x2-padded", 256, 2, set=NF4 | KEPT),
     Case("nf4-256x2-packed-recomputed", 256, 2, packed=True, set=NF4 | RECOMPUTED),
     Case("fp8-256x2-padded", 256, 2, set={"model.quantization": "fp8"} | KEPT),
+    Case("dpo-256x2-padded", 256, 2, set=DPO | KEPT),
+    Case("dpo-512x1-packed", 512, 1, packed=True, set=DPO | KEPT),
 )
 METHODS: dict[str, dict[str, Any]] = {"lora": {}, "full": FULL, "nf4": NF4}
 FAMILY_CASES = tuple(
@@ -110,8 +116,8 @@ def config(case: Case, model: str, folder: Path) -> Path:
         with (folder / f"{part}.jsonl").open("w", encoding="utf-8") as file:
             for share in shares:
                 # The end of a text is a token of its own.
-                text = "".join(drawn.choices(words, k=(int(case.length * share) - 1) // each))
-                file.write(json.dumps({"text": text}) + "\n")
+                count = (int(case.length * share) - 1) // each
+                file.write(json.dumps(row_of(case, words, count, drawn)) + "\n")
     tree: dict[str, Any] = {
         "recipe": "chat",
         "model": {"name_or_path": model, "dtype": "float32"},
@@ -133,6 +139,15 @@ def config(case: Case, model: str, folder: Path) -> Path:
     path = folder / "run.yaml"
     path.write_text(json.dumps(tree), encoding="utf-8")  # JSON is YAML
     return path
+
+
+def row_of(case: Case, words: list[str], count: int, drawn: random.Random) -> dict[str, str]:
+    """Return a row of so many words, or a pair of answers of which each has half of them."""
+    if "objective.name" not in case.set:
+        return {"text": "".join(drawn.choices(words, k=count))}
+    half = count // 2
+    parts = {"prompt": count - half - TEMPLATE_TOKENS, "chosen": half, "rejected": half}
+    return {name: "".join(drawn.choices(words, k=number)).strip() for name, number in parts.items()}
 
 
 def run(case: Case, model: str, out: Path) -> dict[str, Any]:

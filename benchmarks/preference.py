@@ -1,6 +1,7 @@
 """Losses and gradients of SureFit's objectives on pairs beside TRL's, on the same model and the same batch.
 
 python benchmarks/preference.py        needs trl (tested with 1.16); prints a table, exits 1 where something differs
+python benchmarks/preference.py --speed        tokens/s and memory beside TRL's DPOTrainer (preference_speed.py)
 
 TRL's own code computes its side: `DPOTrainer._compute_loss` and `KTOTrainer._compute_loss` with the reference's
 log-probabilities given (KTO's in one micro batch, with which alone TRL's baseline is the global batch's), and of the
@@ -212,6 +213,10 @@ def compare(name: str, packed: bool) -> tuple[float, float, float]:
 
 
 def main() -> int:
+    if "--speed" in sys.argv[1:]:
+        import preference_speed
+
+        return preference_speed.main([word for word in sys.argv[1:] if word != "--speed"])
     import trl
 
     print(f"TRL {trl.__version__}, {PAIRS} pairs, float32, all weights trained")
