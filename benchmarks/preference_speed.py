@@ -1,13 +1,14 @@
 """DPO by SureFit beside TRL's DPOTrainer: tokens per second and memory, on the same model, pairs and factors.
 
-    python benchmarks/preference_speed.py [--model DIR] [--lengths short,long] [--repeats 3] [--default] [--out DIR]
-        [--json]
+    python benchmarks/preference_speed.py [--model DIR] [--lengths short,long] [--repeats 3] [--more STACK,…]
+        [--out FILE] [--json]
 
 `python benchmarks/preference.py --speed` runs it, too. LoRA of rank 16 on all linear layers, float32, on the CPU with
 as many threads as OMP_NUM_THREADS says; β 0.1. Every pair of a workload is equally long, so that nobody pads, and both
 have as many tokens to a micro batch. Each run is a process of its own, in the order SureFit, TRL, TRL, SureFit and so
 on. TRL is tuned: without gradient checkpointing, which is its default and takes time, and with stored references, as
-SureFit has them; `--default` adds TRL as it comes, which computes the reference in each step.
+SureFit has them. `--more trl-default` adds TRL as it comes, which computes the reference in each step, `--more
+surefit-apart` SureFit without the prompt that both answers of a pair share.
 
 Counted are the tokens of both answers with their prompts, once each, per second and per processor second: of the steps
 after the first, and of an epoch, with the reference pass. A stack whose losses are not the other's is void: they start
@@ -24,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,15 +219,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default=REAL, help="a name that SureFit knows, or a directory")
     parser.add_argument("--lengths", default="short,long")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--default", action="store_true", help="TRL as it comes, too")
+    parser.add_argument("--more", default="", metavar="STACK,…", help="trl-default, surefit-apart")
     parser.add_argument("--out", type=Path, help="a file that keeps each run's line")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
-    from dataclasses import replace
-
     from surefit.model.tokenizer import model_path
 
-    stacks = ["surefit", "trl-tuned", *(["trl-default"] if asked.default else [])]
+    stacks = ["surefit", "trl-tuned", *filter(None, asked.more.split(","))]
     model, reports = model_path(asked.model), []
     for name in asked.lengths.split(","):
         reports.append(measured(name, replace(WORKLOADS[name], model=model), stacks, asked.repeats, asked.out))

@@ -222,8 +222,15 @@ def trl_rows(job: PairJob) -> list[dict[str, Any]]:
     return rows
 
 
+def surefit_apart(job: PairJob) -> dict[str, Any]:
+    """With a pair's prompt twice, as TRL computes it."""
+    job.overrides = [*job.overrides, "speed.shared_prompts=false"]
+    return surefit(job)
+
+
 STACKS: dict[str, Callable[[PairJob], dict[str, Any]]] = {
     "surefit": surefit,
+    "surefit-apart": surefit_apart,
     "trl-default": lambda job: trl(job, False),
     "trl-tuned": lambda job: trl(job, True),
 }
