@@ -388,7 +388,7 @@ def dpo_plan(here: Here) -> None:
 
 
 def run_in_folder(here: Here, measure: Callable[[Path, bool], dict[str, Any]]) -> None:
-    """What it writes, 15 GB and the merged model, is removed."""
+    """Measure in a folder of the stage, and remove what the run wrote: 15 GB and the merged model."""
     if here.gpu:
         here.need("bitsandbytes")
     folder = here.out / here.stage

@@ -60,7 +60,7 @@ KEPT, SELECTIVE = {"train.gradient_checkpointing": False}, {"train.gradient_chec
 RECOMPUTED, OFFLOADED = {"train.gradient_checkpointing": True}, {"train.gradient_checkpointing": "offload"}
 NF4, WHOLE = {"model.quantization": "nf4"}, {"speed.chunked_loss": False}
 DPO = {"objective.name": "dpo", "objective.beta": 0.1}
-"""Of pairs: `rows` are pairs, and each answer with its prompt is as long as a row."""
+"""Runs on pairs: `rows` counts pairs, and each answer with its prompt is as long as a row."""
 CASES = (
     Case("lora-256x4-padded", 256, 4, set=KEPT),
     Case("lora-1024x2-padded", 1024, 2, set=KEPT),

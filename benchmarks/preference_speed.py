@@ -84,7 +84,7 @@ GPU_WORKLOADS = {
         "Qwen/Qwen2.5-7B-Instruct", 768, 256, 8, 4, 3, 6, dtype="bfloat16", quantization="nf4", in_memory=True
     ),
 }  # fmt: skip
-"""Of benchmarks/gpu_day.py; the miniature is for a CPU."""
+"""Workloads of the stage in benchmarks/gpu_day.py; the miniature runs on a CPU."""
 
 
 def write_pairs(folder: Path, workload: Workload) -> None:
@@ -133,7 +133,7 @@ def run_stack(stack: str, workload: Workload, **more: Any) -> dict[str, Any]:
 
 
 def figures(result: dict[str, Any], total: int) -> dict[str, Any]:
-    """Of one run: tokens per second and per processor second, of the steps and of an epoch with its reference.
+    """Return tokens per second and per processor second, of the steps and of an epoch with its reference.
 
     Args:
         total: steps of the run, the warm-up included, whose pairs the reference's seconds are of.

@@ -183,32 +183,38 @@ def resolve_config(
         mode_changes, reason = decide_mode(resolved, capacity, lambda shared: _least(shared, model, hardware, needed))
         resolved = with_decisions(resolved, mode_changes)
         provenance |= dict.fromkeys(mode_changes, ValueOrigin("auto", reason))
-    if config.speed.kernels == "auto":  # kernels are no reason to choose another mode
-        kernels, reason = _decide_kernels(resolved, hardware)
-        resolved = with_decisions(resolved, {"speed.kernels": kernels})
-        provenance["speed.kernels"] = ValueOrigin("auto", reason)
-    if config.speed.shared_prompts == "auto":
-        shares, reason = decide_shared_prompts(resolved, model, hardware.kind)
-        resolved = with_decisions(resolved, {SHARED_PROMPTS: shares})
-        provenance[SHARED_PROMPTS] = ValueOrigin("auto", reason)
+    # After the mode, for which they are no reason.
+    later: dict[str, Callable[[SureFitConfig], tuple[bool, str]]] = {
+        "speed.kernels": lambda so_far: _decide_kernels(so_far, hardware),
+        SHARED_PROMPTS: lambda so_far: decide_shared_prompts(so_far, model, hardware.kind),
+    }
+    for dotted, decide_later in later.items():
+        if lookup(config, dotted) == "auto":
+            value, reason = decide_later(resolved)
+            resolved = with_decisions(resolved, {dotted: value})
+            provenance[dotted] = ValueOrigin("auto", reason)
     memory = _decide_by_memory(resolved, model, hardware, needed)
     automatic = {dotted: choice for dotted, choice in memory.items() if lookup(config, dotted) == "auto"}
     provenance |= {dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in automatic.items()}
     resolved = with_decisions(resolved, {dotted: value for dotted, (value, _) in automatic.items()})
     require_shareable(resolved)
     require_shared_prompts(resolved, model)
-    micro = resolved.train.per_device_train_batch_size
-    assert isinstance(micro, int)
-    if decided(resolved.train.global_batch_size) % micro:
+    _require_whole_micro_batches(resolved, loaded)
+    return ResolvedConfig(resolved, provenance, count_accumulation_steps(resolved), steps)
+
+
+def _require_whole_micro_batches(config: SureFitConfig, loaded: LoadedConfig) -> None:
+    field = "train.per_device_train_batch_size"
+    batch, micro = decided(config.train.global_batch_size), decided(config.train.per_device_train_batch_size)
+    if batch % micro:
         raise ConfigError(
-            f"global_batch_size {resolved.train.global_batch_size} is not a multiple of the micro batch {micro}",
+            f"global_batch_size {batch} is not a multiple of the micro batch {micro}",
             code="E2019",
             path=loaded.path,
-            line=loaded.lines.get("train.per_device_train_batch_size"),
-            field="train.per_device_train_batch_size",
+            line=loaded.lines.get(field),
+            field=field,
             help="choose a divisor of global_batch_size, or leave it at auto",
         )
-    return ResolvedConfig(resolved, provenance, count_accumulation_steps(resolved), steps)
 
 
 def _with_decided(

@@ -93,8 +93,6 @@ def build_plan(
     memory, disk = memory_terms(resolved, model, hardware.compute_capability), disk_terms(resolved, model)
     if disk and (download := download_term(model, hardware, Path(resolved.config.output_dir))):
         disk.append(download)
-    trainable = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
-    train = resolved.config.train
     only_formula = "--quick was given" if quick else _missing_packages()
     estimate, not_simulated = _estimate(planner, resolved, hardware, only_formula)
     time = None if only_formula else _time(planner, resolved, hardware, rows)
@@ -103,50 +101,30 @@ def build_plan(
     scoring = None
     if time and scored and not no_prompts:
         scoring = build_scoring_plan(resolved, model, hardware, scored, planner.typical(resolved))
+    left_out = [
+        *_unknown(resolved, model, hardware, memory, estimate),
+        *_unknown_disk(model, hardware, disk),
+        *_missing_simulation_notes(estimate, None if quick else not_simulated),
+        *_rows_left_out(planner.lengths),
+        *_unplanned_notes(
+            resolved, time, bool(only_formula), no_prompts or generation is not None, no_prompts or scoring is not None
+        ),
+    ]
     return {
         "surefit": __version__,
         "device": {
-            "name": hardware.name,
-            "kind": hardware.kind,
-            "memory_bytes": hardware.memory_bytes,
-            "source": hardware.source,
-            "figure": hardware.figure,
-            "assumed": hardware.assumed,
+            name: getattr(hardware, name) for name in ("name", "kind", "memory_bytes", "source", "figure", "assumed")
         },
         "assumptions": [asdict(assumption) for assumption in list_assumptions(resolved, hardware)],
-        "model": {
-            "name": model.name,
-            "parameters": model.parameters,
-            "trainable": trainable.parameters if trainable else None,
-            "architecture": model.architecture,
-            "source": model.source,
-        },
+        "model": _describe_model(resolved, model),
         "memory": [_entry(term) | {"moment": term.moment} for term in memory],
         "memory_total_bytes": fullest_moment_bytes(memory) if memory else None,
-        "left_out": [
-            *_unknown(resolved, model, hardware, memory, estimate),
-            *_unknown_disk(model, hardware, disk),
-            *_missing_simulation_notes(estimate, None if quick else not_simulated),
-            *_rows_left_out(planner.lengths),
-            *_unplanned_notes(
-                resolved,
-                time,
-                bool(only_formula),
-                no_prompts or generation is not None,
-                no_prompts or scoring is not None,
-            ),
-        ],
+        "left_out": left_out,
         "disk": [_entry(term) for term in disk],
         "disk_total_bytes": fullest_moment_bytes(disk) if disk else None,
         "disk_free_bytes": hardware.disk_free_bytes,
         "disk_source": hardware.disk_source,
-        "steps": {
-            "rows": rows,
-            "total_steps": resolved.total_steps,
-            "global_batch_size": train.global_batch_size,
-            "per_device_train_batch_size": train.per_device_train_batch_size,
-            "gradient_accumulation_steps": resolved.gradient_accumulation_steps,
-        },
+        "steps": _describe_steps(resolved, rows),
         "does_not_fit": [*_too_much_memory(memory, estimate, hardware), *_too_much_disk(disk, hardware)],
         "estimate": estimate,
         "time": time,
@@ -154,6 +132,28 @@ def build_plan(
         "scoring": scoring,
         "host": build_host_plan(resolved, model, hardware, planner.length(resolved)),
         "ranks": summarize_ranks(resolved, model, hardware, planner.typical(resolved)),
+    }
+
+
+def _describe_model(resolved: ResolvedConfig, model: ModelFacts) -> dict[str, Any]:
+    trainable = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
+    return {
+        "name": model.name,
+        "parameters": model.parameters,
+        "trainable": trainable.parameters if trainable else None,
+        "architecture": model.architecture,
+        "source": model.source,
+    }
+
+
+def _describe_steps(resolved: ResolvedConfig, rows: int | None) -> dict[str, Any]:
+    train = resolved.config.train
+    return {
+        "rows": rows,
+        "total_steps": resolved.total_steps,
+        "global_batch_size": train.global_batch_size,
+        "per_device_train_batch_size": train.per_device_train_batch_size,
+        "gradient_accumulation_steps": resolved.gradient_accumulation_steps,
     }
 
 

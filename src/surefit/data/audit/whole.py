@@ -147,25 +147,26 @@ def audit_rows(
     scored, mixed = scored or {}, mixed or {}
     total = len(rows) + sum(map(len, (*scored.values(), *mixed.values())))
     with ExitStack() as stack, _pause_gc():
+
+        def gather(source: AuditableRows, workers: int = 1, **changes: Any) -> MergedStats:
+            stats = MergedStats(stack.enter_context(open_spool()))
+            job = replace(question, columns=tuple(source.columns), source=source.source, **changes)
+            for part in _audit_chunks(source.placed(), stats.spool, job, workers):
+                stats.add(part)
+            return stats
+
         train_stats = MergedStats(stack.enter_context(open_spool()))
         for part in _audit_chunks(rows.placed(), train_stats.spool, question, workers):
             train_stats.add(part)
             on_progress(len(train_stats), total, "rows")
         scored_stats = {}
         for name, other_rows in scored.items():
-            job = replace(question, columns=tuple(other_rows.columns), source=other_rows.source)
-            scored_stats[name] = MergedStats(stack.enter_context(open_spool()))
-            for part in _audit_chunks(other_rows.placed(), scored_stats[name].spool, job):
-                scored_stats[name].add(part)
+            scored_stats[name] = gather(other_rows)
             on_progress(total, total, name)
-        mixed_stats = {}
-        for name, other_rows in mixed.items():
-            job = replace(question, columns=tuple(other_rows.columns), source=other_rows.source, prompts=False)
-            mixed_stats[name] = MergedStats(stack.enter_context(open_spool()))
-            for part in _audit_chunks(
-                other_rows.placed(), mixed_stats[name].spool, job, _count_useful_workers(max_workers, other_rows)
-            ):
-                mixed_stats[name].add(part)
+        mixed_stats = {
+            name: gather(other_rows, _count_useful_workers(max_workers, other_rows), prompts=False)
+            for name, other_rows in mixed.items()
+        }
         leaks = {name: _leaks(stats, train_stats) for name, stats in scored_stats.items()}
         observations = _observations(question, train_stats) | _leak_observations(leaks, scored_stats, train_stats.spool)
         several_tasks = expected is None  # each task has its own ways of writing

@@ -27,6 +27,13 @@ def frequent(observations: Mapping[str, Observation], name: str, share: float) -
     return observation if observation and observation.rows and observation.share >= share else None
 
 
+def one_sided(longer: Observation, few: int, least: float) -> tuple[str, float] | None:
+    """Return whether answers of one kind are mostly "longer" or "shorter" than the others, with the share of the
+    comparisons; None where neither share reaches `least`, or of fewer than `few` comparisons."""
+    side = ("longer", longer.share) if longer.share >= 0.5 else ("shorter", 1 - longer.share)
+    return side if longer.of >= few and side[1] >= least else None
+
+
 def rows_text(seen: Observation) -> str:
     """Return the numbers of an observation as `12 of 500 rows`."""
     return f"{seen.rows:,} of {seen.of:,} rows"

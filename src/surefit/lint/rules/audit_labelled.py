@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from surefit.facts.audit import AuditFacts
 from surefit.lint.rule import Finding, rule
-from surefit.lint.rules.audit import first_text, rows_text
+from surefit.lint.rules.audit import first_text, one_sided, rows_text
 
 FEW_PAIRS = 625
 """Pairs of a desirable and an undesirable answer, 25 by 25, from which length is judged."""
@@ -99,15 +99,12 @@ def length_tells_the_label(audit: AuditFacts) -> Iterator[Finding]:
     gains on common data is length.
     """
     observation = audit.observations.get("label_longer")
-    if observation is None or observation.of < FEW_PAIRS:
-        return
-    if max(observation.share, 1 - observation.share) >= TELLS:
-        longer = observation.share >= TELLS
-        share = observation.share if longer else 1 - observation.share
+    if observation and (side := one_sided(observation, FEW_PAIRS, TELLS)):
+        word, share = side
         yield Finding(
             field="data.train",
-            message=f"a desirable answer is {'longer' if longer else 'shorter'} than an undesirable one with a "
-            f"probability of {share:.0%}: length alone tells the label",
+            message=f"a desirable answer is {word} than an undesirable one with a probability of {share:.0%}: length "
+            "alone tells the label",
             help="balance both kinds by length, unless length is what you want to teach",
             evidence=observation.detail,
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from surefit.facts.audit import AuditFacts
 from surefit.lint.rule import Finding, rule
-from surefit.lint.rules.audit import first_text, rows_text
+from surefit.lint.rules.audit import first_text, one_sided, rows_text
 
 ALIKE_SHARE = 0.1
 """Share of the pairs from which nearly identical answers are a finding."""
@@ -135,15 +135,12 @@ def length_tells_the_answer(audit: AuditFacts) -> Iterator[Finding]:
     gain on common data is length.
     """
     observation = audit.observations.get("pair_longer")
-    if observation is None or observation.of < FEW_PAIRS:
-        return
-    if max(observation.share, 1 - observation.share) >= ONE_SIDED:
-        longer = observation.share >= ONE_SIDED
-        share = observation.share if longer else 1 - observation.share
+    if observation and (side := one_sided(observation, FEW_PAIRS, ONE_SIDED)):
+        word, share = side
         yield Finding(
             field="data.train",
-            message=f"the chosen answer is the {'longer' if longer else 'shorter'} one in {share:.0%} of "
-            f"{observation.of:,} pairs: length alone tells it",
+            message=f"the chosen answer is the {word} one in {share:.0%} of {observation.of:,} pairs: length alone "
+            "tells it",
             help="balance the pairs by length, or use an objective that divides by the length (objective: simpo)",
             evidence=observation.detail,
         )
