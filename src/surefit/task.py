@@ -6,6 +6,7 @@ docs/write-a-recipe.md is the guide.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,16 @@ class Example:
     def has_answer(self) -> bool:
         """Return whether there is anything to compare a model's answer with; otherwise the row is not scored."""
         return self.completion is not None or self.reference is not None
+
+    @property
+    def rejected_text(self) -> str | None:
+        """Return the rejected answer of a pair, as text; a turn without text, such as a call, as JSON."""
+        if self.rejected is None:
+            return None
+        content = self.rejected[-1].get("content")
+        return (
+            content if isinstance(content, str) else json.dumps(self.rejected[-1], ensure_ascii=False, sort_keys=True)
+        )
 
     @property
     def prompt(self) -> tuple[Message, ...]:

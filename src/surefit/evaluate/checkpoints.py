@@ -94,6 +94,7 @@ def score_checkpoints(
             recipe,
             build_prompt_cutter(config, checkpoint_model.tokenizer),
             config.data.max_length,
+            reads_pairs=config.answering == config.model,
         )
         report_progress = offset_progress(on_progress, done * len(rows), total * len(rows), name)
         result = score_distributed(name, respondent, recipe, rows, settings, cache, world, report_progress)

@@ -90,7 +90,10 @@ def evaluate_gate(
 def _why_unread(metric: str) -> str:
     """Return why a model that was scored may lack a metric."""
     if metric == REWARD_ACCURACY:
-        return ": rewards are read of pairs, by a model in this process, and need the scores of base"
+        return (
+            ": rewards are read of pairs, by a model in this process, with the chat template's switches of training, "
+            "and need the log-probabilities of the reference"
+        )
     return ": a server gives none" if is_likelihood(metric) else ""
 
 

@@ -55,7 +55,8 @@ class PromptModel(Protocol):
 
 class LocalModel:
     """A model in this process; its prompts are token ids, made after `cut` has shortened long documents
-    (`data.rows.shorten`). Likelihoods are read of at most `max_length` tokens of a row."""
+    (`data.rows.shorten`). Likelihoods are read of at most `max_length` tokens of a row, and of both answers
+    of pairs where prompts are rendered as in training (`reads_pairs`)."""
 
     def __init__(
         self,
@@ -64,9 +65,10 @@ class LocalModel:
         recipe: TaskRecipe,
         cut: Callable[[Example], Example],
         max_length: int | None = None,
+        reads_pairs: bool = True,
     ) -> None:
         self.model, self.tokenizer, self.recipe, self.cut = model, tokenizer, recipe, cut
-        self.max_length = max_length
+        self.max_length, self.reads_pairs = max_length, reads_pairs and recipe.pairs
         self._read: dict[tuple[tuple[int, str], ...], AnswerLikelihoods] = {}
 
     def prompts(self, rows: EvalRows) -> list[list[int]]:
@@ -122,7 +124,7 @@ class LocalModel:
         for n, row_scores in zip(measured, found.scores, strict=True):
             part = rows.examples[n].part
             scores[n] = row_scores if part is None else add_task_prefix(part, row_scores)
-        if self.recipe.pairs:
+        if self.reads_pairs:
             read = read_pair_log_probabilities(self.model, self.tokenizer, rows.examples, batch_size, self.max_length)
             scores = [row_scores | pair for row_scores, pair in zip(scores, read, strict=True)]
         read_with = {"tokenizer": vocabulary_digest(self.tokenizer), "max_length": self.max_length}

@@ -225,9 +225,10 @@ class ResultStore:
         current = self.config.data.max_length
         if limit != current and (record.get(CUT, 0) or current < limit):  # else every answer was read whole, by both
             return f"its likelihoods were read with data.max_length {limit}, not {current}"
-        recorded_rows = [(line["index"], line["where"], line["gold"]) for line in lines]
+        recorded_rows = [(line["index"], line["where"], line["gold"], line.get("rejected")) for line in lines]
         if recorded_rows != [
-            (i, w, e.completion) for i, w, e in zip(rows.indices, rows.where, rows.examples, strict=True)
+            (i, w, e.completion, e.rejected_text)
+            for i, w, e in zip(rows.indices, rows.where, rows.examples, strict=True)
         ]:
             return "answered other rows"
         model_variant = variant.removesuffix(GRAMMAR)

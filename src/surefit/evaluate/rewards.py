@@ -84,10 +84,10 @@ def stored_reference(config: SureFitConfig, run: RunDir, rows: ScoreRows) -> lis
     return found
 
 
-def describe_pairs(objective: ObjectiveSection, variants: Mapping[str, ScoreRows]) -> dict[str, Any] | None:
+def summarize_pairs(config: SureFitConfig, variants: Mapping[str, ScoreRows]) -> dict[str, Any] | None:
     """Return what the models do with a set's pairs, for eval/summary.json; None where no pair was read.
 
-    {"variants": variant → {"n", reward_accuracy, reward_margin, chosen_log_prob, …: {mean, ci95, n}}, "sentences"}.
+    {"variants": variant → {reward_accuracy, reward_margin, chosen_log_prob, …: {mean, ci95, n}}, "sentences"}.
     """
     told = {name: rows for name, rows in variants.items() if any(LOG_PROBS[0] in row for row in rows)}
     if not told:
@@ -98,15 +98,25 @@ def describe_pairs(objective: ObjectiveSection, variants: Mapping[str, ScoreRows
         documents[name] = {key: _mean(values).document() for key, values in columns.items() if values}
         if shares := [row[REWARD_ACCURACY] for row in rows if REWARD_ACCURACY in row]:
             documents[name][REWARD_ACCURACY] = bootstrap_mean(shares).document()
+    tuned = [
+        name
+        for name in told
+        if not name.startswith((BASELINE, "base")) and checkpoint_step(name) is None and not name.endswith(GRAMMAR)
+    ]
     sentences = [
         sentence
-        for name, rows in told.items()
-        if not name.startswith((BASELINE, "base")) and checkpoint_step(name) is None and not name.endswith(GRAMMAR)
-        for sentence in _sentences(name, rows, told.get(base_variant(name)), documents[name])
+        for name in tuned
+        for sentence in _sentences(name, told[name], told.get(base_variant(name)), documents[name])
     ]
-    if objective.has_reference and not any(REWARD_ACCURACY in found for found in documents.values()):
-        sentences.append("without the reference's log-probabilities there are no rewards: score base, too")
+    if config.objective.has_reference and any(REWARD_ACCURACY not in documents[name] for name in tuned):
+        sentences.append(f"without the reference's log-probabilities there are no rewards: {_why_none(config)}")
     return {"variants": documents, "sentences": sentences}
+
+
+def _why_none(config: SureFitConfig) -> str:
+    if config.lora.start_from is None:
+        return "score base, too"
+    return "the run stored those of all its held-out rows, and of no others"
 
 
 def _sentences(name: str, rows: ScoreRows, base: ScoreRows | None, found: Mapping[str, Any]) -> list[str]:
@@ -129,10 +139,12 @@ def _sentences(name: str, rows: ScoreRows, base: ScoreRows | None, found: Mappin
             f"{side} answers {change[0]:.1f} → {change[1]:.1f} ({change[2]:+.1f} [{change[3]:+.1f}, {change[4]:+.1f}])"
             for side, change in (("chosen", chosen), ("rejected", rejected))
         )
-        both = chosen[4] < 0 and rejected[4] < 0
-        warning = ": both fell, so the model forgets the chosen answers, too (lower the learning rate, or set "
-        warning += "objective.sft_weight)" if both else ""
-        sentences.append(f"log-probability of the {text}{warning if both else ''}")
+        sentences.append(f"log-probability of the {text}")
+        if chosen[4] < 0 and rejected[4] < 0:
+            sentences[-1] += (
+                ": both fell, so the model forgets the chosen answers, too (lower the learning rate, or set "
+                "objective.sft_weight)"
+            )
     if words := _change(base, rows, WORDS):
         sentences.append(
             f"generated answers have {words[0]:.1f} → {words[1]:.1f} words on average "
@@ -153,21 +165,21 @@ def _change(base: ScoreRows, rows: ScoreRows, name: str) -> tuple[float, float, 
 
 def _mean(values: Sequence[float]) -> MeanInterval:
     """Return the mean of quantities that have no bounds, with its 95 % interval from the standard error: the bootstrap
-    of `stats` is for scores in [0, 1]. Of a single value
-    there is no interval: both ends are the value."""
+    of `stats` is for scores in [0, 1]. A single value has no interval: both ends are the value."""
     mean = math.fsum(values) / len(values)
     half = 1.96 * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return MeanInterval(mean, mean - half, mean + half, len(values))
 
 
 def reference_rows(
-    config: SureFitConfig, run: RunDir, variant: str, rows: ScoreRows, base: Sequence[Scores] | None
+    config: SureFitConfig, run: RunDir, name: str, variant: str, rows: ScoreRows, base: Sequence[Scores] | None
 ) -> Sequence[Scores] | None:
     """Return the reference's scores of the same rows for a variant's rewards; None where they are not known.
 
     Args:
+        name: the set; the run stored the log-probabilities of its held-out rows alone.
         base: the base variant's scores, if it was scored.
     """
     if config.lora.start_from is not None:
-        return stored_reference(config, run, rows)
+        return stored_reference(config, run, rows) if name == "eval" else None
     return rows if variant.removesuffix(GRAMMAR) == "base" else base

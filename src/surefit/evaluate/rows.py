@@ -187,6 +187,8 @@ def build_prediction_line(
     """
     line: dict[str, Any] = {"index": rows.indices[place], "where": rows.where[place], **shown}
     line["gold"] = rows.examples[place].completion
+    if (rejected := rows.examples[place].rejected_text) is not None:
+        line["rejected"] = rejected
     samples = [{"text": p.text, "truncated": p.truncated, "parsed": p.parsed} for p in row_samples(answer)]
     line |= samples[0]
     if not isinstance(answer, Prediction):

@@ -26,14 +26,14 @@ from surefit.evaluate.inference import LocalModel, PromptModel, ServerModel
 from surefit.evaluate.judging import score_baseline
 from surefit.evaluate.likelihood import pair_with_other_prompts
 from surefit.evaluate.record import ResultStore, VariantResult
-from surefit.evaluate.rewards import add_rewards, describe_pairs, reference_rows
+from surefit.evaluate.rewards import add_rewards, reference_rows, summarize_pairs
 from surefit.evaluate.rows import EvalRows, require_scorable, select_eval_rows
 from surefit.evaluate.settings import require_evaluation_settings
 from surefit.evaluate.show_more import suggest_more
 from surefit.evaluate.summary import summarize_evaluation
 from surefit.evaluate.variants import SERVED, open_variants, select_variants
 from surefit.parallel.process_group import World, run_on_rank0
-from surefit.task import TaskRecipe
+from surefit.task import Scores, TaskRecipe
 
 
 def score_variants(
@@ -132,9 +132,20 @@ def _with_rewards(files: ResultStore, name: str, result: VariantResult, rows: Ev
     before = base_variant(result.variant)
     stored = files.read_current(name, before, rows) if result.variant != before else None
     base = None if stored is None else [line["scores"] for line in stored]
-    told = add_rewards(config.objective, scores, reference_rows(config, files.run, result.variant, scores, base))
+    told = add_rewards(config.objective, scores, reference_rows(config, files.run, name, result.variant, scores, base))
     lines = [line | {"scores": row} for line, row in zip(result.lines, told, strict=True)]
     return replace(result, lines=lines)
+
+
+def _rewarded(files: ResultStore, name: str, variants: Mapping[str, list[Scores]]) -> dict[str, list[Scores]]:
+    """Return the scores of a set's variants with the rewards of its pairs."""
+    config, found = files.config, {}
+    for variant, rows in variants.items():
+        base = variants.get(base_variant(variant))
+        found[variant] = add_rewards(
+            config.objective, rows, reference_rows(config, files.run, name, variant, rows, base)
+        )
+    return found
 
 
 def _score_baselines(files: ResultStore, recipe: TaskRecipe, picked: Mapping[str, EvalRows], samples: int) -> None:
@@ -149,13 +160,15 @@ def _write_summary(
 ) -> dict[str, Any]:
     """Write eval/summary.json, and return its content."""
     scores, answer_counts, left_out = files.comparable(picked)
+    if files.config.objective.paired:  # again: the base may have been scored after the model
+        scores = {name: _rewarded(files, name, variants) for name, variants in scores.items()}
     recipes = {name: choice.recipe for name, choice in choices.items()}
     gate, decided = files.config.evaluate.gate, recipes.get("eval", files.recipe)
     summary = summarize_evaluation(decided, gate, scores, left_out, files.run, files.set_aside, recipes)
     for name, counts in answer_counts.items():
         found = summary["sets"][name]
         found["answers"] = counts
-        if pairs := describe_pairs(files.config.objective, scores[name]):
+        if pairs := summarize_pairs(files.config, scores[name]):
             found["pairs"] = pairs
         if unanswered := picked[name].unanswered:
             found["unanswered"] = unanswered
@@ -172,7 +185,8 @@ def open_prompt_models(
     """Yield (variant, model that answers for it). Drop each before the next one is requested: it holds a model in
     memory."""
     for name, model, tokenizer in open_variants(config, hardware, run, chosen):
-        yield name, LocalModel(model, tokenizer, recipe, build_prompt_cutter(config, tokenizer), config.data.max_length)
+        cut, as_trained = build_prompt_cutter(config, tokenizer), config.answering == config.model
+        yield name, LocalModel(model, tokenizer, recipe, cut, config.data.max_length, reads_pairs=as_trained)
         del model
     if SERVED in chosen:
         from surefit.generate.server import ServedModel

@@ -177,10 +177,8 @@ class Pipeline(Engine):
     @torch.no_grad()
     def evaluate(self, model: torch.nn.Module, batch: Batch, function: BatchFunction, size: int) -> torch.Tensor:
         """Return what the function computes on the last stage, in every process of the pipeline."""
-        device, rank = (
-            communication_device(self.world),
-            self.world.rank,
-        )  # neighbors in the pipeline are neighbors among all
+        # Neighbors in the pipeline are neighbors among all.
+        device, rank = communication_device(self.world), self.world.rank
         tokens = batch["input_ids"].numel()
         stage = _Stage(self._parts, model, [batch], function, 1.0, tokens, self.is_last, device)
         received: tuple[torch.Tensor, ...] = ()

@@ -176,8 +176,6 @@ class Planner:
         share = config.data.share or 0.0
         checkpoints = [term.bytes for term in disk_terms(resolved, self.model) if term.term == "checkpoints"]
         per_example = length * config.objective.answers_per_example - shared_tokens(resolved, length)
-        # Outside of the steps, whose time has it already, a labelled answer is measured with its mismatched one.
-        measured = per_example * (2 if config.objective.labelled else 1)
         batch, held_out = decided(config.train.global_batch_size), share * (rows or 0)
         trained = min(resolved.total_steps * batch, math.ceil(rows - held_out) if rows else math.inf)
         return run_time(
@@ -188,8 +186,8 @@ class Planner:
             evaluations=0
             if config.data.holds_nothing_out
             else count_due_steps(resolved.total_steps, save_steps, eval_steps),
-            evaluation_tokens=held_out * measured,
-            reference_tokens=(trained + held_out) * measured if config.objective.has_reference else 0.0,
+            evaluation_tokens=held_out * per_example,
+            reference_tokens=(trained + held_out) * per_example if config.objective.has_reference else 0.0,
             saves=saves,
             save_bytes=sum(checkpoints) // copies_at_once(resolved),
         )

@@ -308,8 +308,8 @@ def run_training(
             del batches
         if setting.evaluates:
             recorder.start("eval")
-            rows, length = setting.eval_shape or (setting.rows, setting.length)
-            held_out = build_micro_batch(replace(setting, rows=rows, length=length), recorder)
+            rows, length, shared = setting.eval_shape or (setting.rows, setting.length, setting.shared)
+            held_out = build_micro_batch(replace(setting, rows=rows, length=length, shared=shared), recorder)
             measure(model, [held_out], chunked=setting.chunked, engine=engine, objective=objective)
         del copies
 

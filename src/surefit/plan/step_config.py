@@ -53,7 +53,7 @@ class StepConfig:
         capability: the GPU's compute capability.
         saves_between: whether there is a step after the first checkpoint.
         evaluates: whether there are held-out rows, whose loss is measured.
-        eval_shape: (rows, tokens of the longest) of a micro batch of held-out rows; None: as in training.
+        eval_shape: (rows, tokens of the longest, shared ones) of a micro batch of held-out rows; None: as in training.
         mapped: bytes of the weight files that stay in memory on a CPU beside the tensors made from them.
         products: bytes of scratch memory of matrix products on a CPU, beside their operands.
         sharing: the rank that is planned, and how the processes share the run; None for one process.
@@ -84,7 +84,7 @@ class StepConfig:
     capability: tuple[int, int] = AMPERE
     saves_between: bool = False
     evaluates: bool = True
-    eval_shape: tuple[int, int] | None = None
+    eval_shape: tuple[int, int, int] | None = None
     mapped: int = 0
     products: int = 0
     sharing: ShardingLayout | None = None
@@ -190,7 +190,7 @@ def build_step_config(
         capability=hardware.compute_capability or AMPERE,
         saves_between=saves_before_last_step(resolved),
         evaluates=not config.data.holds_nothing_out,
-        eval_shape=(eval_shape.rows, eval_shape.length) if eval_shape else None,
+        eval_shape=(eval_shape.rows, eval_shape.length, eval_shape.shared) if eval_shape else None,
         mapped=mapped_file_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         products=onednn_scratch_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),

@@ -141,9 +141,8 @@ class StepTimeCache:
 
         if setting.adapter is not None:
             return OperatorTime(overlaps=rates.overlaps)
-        alone = replace(
-            setting, rows=1, objective=None, padded=False, shared=0
-        )  # an update does not depend on the loss
+        # An update does not depend on the loss.
+        alone = replace(setting, rows=1, objective=None, padded=False, shared=0)
         short = replace(alone, length=UPDATE_LENGTH, checkpointing=False, tiled_mlp=False)
         single, double = (self._micro(replace(short, micro_batches=count), rates) for count in (1, 2))
         return single.plus(single).plus(double, -1.0)

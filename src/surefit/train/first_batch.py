@@ -75,11 +75,11 @@ class FirstBatch:
 
 
 def closed_form(section: ObjectiveSection) -> float | None:
-    """Return the preference term of a pair where the model is the reference; None without a reference.
+    """Return the preference term of a pair where the model is the reference; None for an objective without one.
 
     dpo's sigmoid is ln 2 for every `label_smoothing`, and so is sigmoid_norm; ipo is 1 / (4 β²).
     """
-    if not section.has_reference:
+    if section.name != "dpo":
         return None
     return 1 / (4 * decided(section.beta) ** 2) if section.loss_type == "ipo" else math.log(2)
 

@@ -247,7 +247,10 @@ class Trainer:
         stored = StoredReference(
             self.run.reference, key_with_partners(self.reference_key, partners), self.batches,
             self.held_out.batches, self.total_steps,
-            execution_settings(self.config, self.engine.name, self.engine.data_size) | versions(),
+            execution_settings(self.config, self.engine.name, self.engine.data_size) | versions() | {
+                "data.max_length": self.config.data.max_length,
+                "train.global_batch_size": self.config.train.global_batch_size,
+            },
             self.engine,
         )  # fmt: skip
         continues = self.saving.latest().path is not None

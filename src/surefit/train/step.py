@@ -87,8 +87,7 @@ class StepResult:
 
     Attributes:
         loss: mean loss of the whole global batch before the update: of the cross-entropy in nats over its supervised
-            tokens, or of a preference objective over its pairs or
-            rows.
+            tokens, or of a preference objective over its pairs or rows.
         router_loss: load-balancing loss that was added to it before the backward pass (train/loss.py); None without.
         grad_norm: 2-norm over all gradients, before clipping.
         tokens: tokens that are not padding.

@@ -330,3 +330,8 @@ def test_scores_stand_in_columns_of_several_names():
     assert scores_of({"score_chosen": 8, "score_rejected": "3.5"}) == ("score_chosen", 8.0, "score_rejected", 3.5)
     assert scores_of({"chosen_score": None, "rejected_score": 1}) is None
     assert scores_of({"chosen-rating": True, "rejected-rating": 1}) is None
+
+
+def test_a_column_named_label_says_nothing_about_a_pair(tmp_path: Path) -> None:
+    (example,) = convert(tmp_path, {"prompt": ASK, "chosen": GOOD, "rejected": BAD, "label": False})
+    assert example.rejected is not None

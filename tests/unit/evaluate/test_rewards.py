@@ -24,8 +24,9 @@ from surefit.evaluate.rewards import (
     TOKENS,
     WORDS,
     add_rewards,
-    describe_pairs,
+    reference_rows,
     stored_reference,
+    summarize_pairs,
 )
 from surefit.evaluate.rows import EvalRows
 from surefit.facts.pair_scores import REWARD_ACCURACY
@@ -35,6 +36,7 @@ from surefit.recipes import get_recipe
 from surefit.task import Example
 
 DPO = ObjectiveSection(name="dpo", beta=0.1)
+CONFIG = SimpleNamespace(objective=DPO, lora=SimpleNamespace(start_from=None))
 NANO = ModelSection(name_or_path="surefit/nano", dtype="float32")
 
 
@@ -78,7 +80,7 @@ def test_both_log_probabilities_falling_is_named_and_lengths_are_told():
     rose = [row(-10.0 - n % 3, -90.0 - n % 2, words=5.0 + n % 2) for n in range(20)]
 
     def said(after):
-        found = describe_pairs(DPO, {"base": add_rewards(DPO, base, base), "merged": add_rewards(DPO, after, base)})
+        found = summarize_pairs(CONFIG, {"base": add_rewards(DPO, base, base), "merged": add_rewards(DPO, after, base)})
         return " ".join(found["sentences"])
 
     assert "both fell" in said(fell)
@@ -87,8 +89,24 @@ def test_both_log_probabilities_falling_is_named_and_lengths_are_told():
     assert "12.5 → 5.5 words" in said(fell)
 
 
+def test_a_model_without_rewards_is_named_also_beside_a_base_that_has_them():
+    base = [row(-20.0, -40.0)]
+    found = summarize_pairs(CONFIG, {"base": add_rewards(DPO, base, base), "merged": [row(-10.0, -50.0)]})
+    assert any("score base, too" in sentence for sentence in found["sentences"])
+
+
+def test_the_stored_reference_is_that_of_the_held_out_rows_alone(tmp_path):
+    config = SimpleNamespace(
+        lora=SimpleNamespace(start_from="first/adapter"), evaluate=SimpleNamespace(max_examples=None)
+    )
+    save_file({"eval": np.array([[-1.0, -2.0]], np.float32)}, RunDir(tmp_path).reference)
+    rows = [row(-5.0, -6.0)]
+    assert reference_rows(config, RunDir(tmp_path), "eval", "merged", rows, None)[0][LOG_PROBS[0]] == -1.0
+    assert reference_rows(config, RunDir(tmp_path), "other", "merged", rows, None) is None
+
+
 def test_rows_without_pairs_are_not_described():
-    assert describe_pairs(DPO, {"base": [{"exact_match": 1.0}]}) is None
+    assert summarize_pairs(CONFIG, {"base": [{"exact_match": 1.0}]}) is None
 
 
 def test_a_stored_reference_of_other_pairs_is_not_taken(tmp_path):

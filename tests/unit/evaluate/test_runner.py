@@ -198,6 +198,18 @@ def test_scores_that_are_not_comparable_are_left_out_by_name(letters, changes, r
     assert summary["left_out"] == [f"eval/base: {reason}", f"eval/adapter: {reason}"]
 
 
+def test_scores_of_pairs_whose_rejected_answer_was_edited_are_left_out(letters):
+    def pairs(rejected):
+        turn = {"role": "assistant", "content": rejected}
+        rows = examples_of(LETTERS)
+        made = [replace(example, rejected=(*example.prompt, turn)) for example in rows]
+        return {"eval": Examples(made, list(rows.where), [])}
+
+    scored(letters, pairs("[Z]"), variants=["base"])
+    summary = scored(letters, pairs("[Y]"), variants=["merged"])
+    assert summary["left_out"] == ["eval/base: answered other rows"]
+
+
 def test_scores_of_a_model_that_has_changed_are_left_out(letters):
     scored(letters)
     (letters.run.adapter / "adapter_config.json").write_text("{}")

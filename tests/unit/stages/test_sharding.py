@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,6 +36,7 @@ from surefit.model.tokenizer import load_tokenizer
 from surefit.stages import shard_lock, tokenize_shards
 from surefit.stages.progress_listener import LineListener, ProgressListener
 from surefit.stages.tokenize_shards import ShardOptions, prepare_shards
+from surefit.stages.training import _say_what_was_left_out
 from surefit.train.sampler import fingerprint_training_rows
 
 RANGE = 1500
@@ -100,6 +103,16 @@ def test_shards_hold_the_rows_that_training_reads_from_memory(config, tmp_path: 
     assert rows.lengths.longest(9) == longest.tolist()
     _, again = read_splits(one.data, recipes.get_recipe("chat"), one.train.seed)
     assert [example.messages for example in again] == [example.messages for example in held_out]
+
+
+def test_prepared_conversations_that_a_template_splits_are_told(config, tmp_path: Path) -> None:
+    prepare_shards(config(), ProgressListener(), ShardOptions())
+    rows, said = ShardedTokens(tmp_path / "shards"), []
+    rows.stats = replace(rows.stats, split=3)
+    _say_what_was_left_out(SimpleNamespace(note=said.append), rows, ())
+    assert said == [
+        "3 more examples than rows: the chat template rewrites earlier turns, so conversations are split at those turns"
+    ]
 
 
 @pytest.mark.parametrize("passes", [0.3, 1, 2.25])

@@ -41,12 +41,13 @@ def recipe_for(recipe: TaskRecipe, config: SureFitConfig) -> TaskRecipe:
     pairs, labelled = config.objective.paired, config.objective.labelled
     if (pairs or labelled) and (recipe.columns or recipe.parts):
         needs = (
-            "compares two answers, but rows of the recipe {} have one" if pairs else "needs a label for each answer, "
+            f"compares two answers, but rows of the recipe {recipe.name} have one"
+            if pairs
+            else f"needs a label for each answer, which rows of the recipe {recipe.name} do not have"
         )
-        needs += "" if pairs else "which rows of the recipe {} do not have"
         reads = "pairs (prompt, chosen, rejected)" if pairs else "labelled answers (prompt, completion, label)"
         raise DataError(
-            f"objective: {name} {needs.format(recipe.name)}",
+            f"objective: {name} {needs}",
             code="E4820",
             field="recipe",
             help=f"write recipe: chat, which reads {reads}, or remove objective",

@@ -318,7 +318,7 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
     def convert(row: Row) -> Example:
         _require_values(row, layout.columns)
         _refuse_media(row)
-        if label is None:
+        if not recipe.pairs and not recipe.labelled:
             _refuse_bad_answer(row)
         converted = layout.normal(row)
         if isinstance(converted, Example):

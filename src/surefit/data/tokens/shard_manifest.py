@@ -169,6 +169,9 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         sha256: hash of all rows, from the hashes in the manifest.
     """
 
+    desirable = None
+    """No labels: `surefit prepare` writes answers to be learned."""
+
     def __init__(self, path: Path, manifest: ShardManifest | None = None) -> None:
         manifest = manifest or read_shard_manifest(path)
         self.path, self.manifest, self.stats, self.sha256 = path, manifest, manifest.stats, manifest.sha256

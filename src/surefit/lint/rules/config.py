@@ -315,12 +315,15 @@ def objective_excludes_setting(context: LintContext, config: SureFitConfig) -> I
     ## What it does
     With an objective of pairs (dpo, orpo, simpo) or of labelled answers (kto), looks for documents that are cut
     (`data.too_long: truncate`) and for `data.tokenized`; with kto for a parallel mode other than ddp; with dpo and kto,
-    which have a reference, also for `lora.lora_dropout` above 0 and for `train.neftune_noise_alpha`.
+    which have a reference, for `lora.lora_dropout` above 0 and for `train.neftune_noise_alpha`; with
+    `speed.shared_prompts: true` for dropout, noise, flash attention, compiled layers and a mode other than ddp.
 
     ## Why it is bad
-    A document that is cut for the longer answer is not the prompt of the shorter one. Dropout and noise change the
+    A document that is cut for the longer answer is not the prompt of the shorter one; kto sets each answer behind
+    another row's prompt, too. `surefit prepare` writes single answers without labels. Dropout and noise change the
     model's log-probabilities, and not the reference's: the rewards are then not 0 at the start, so that nothing shows
-    whether the reference is right.
+    whether the reference is right; two answers with one prompt would share its random numbers. Flash attention reads a
+    document as one sequence. The other modes have not been shown to train such rows as one process does.
 
     ## Example
     `objective: dpo` with `lora: {lora_dropout: 0.05}`.

@@ -21,7 +21,7 @@ from surefit.parallel.engine import Engine, LossFunction
 from surefit.parallel.process_group import all_gather
 from surefit.train.loss import token_losses
 from surefit.train.objectives.kto import clamp_baseline, kto_losses
-from surefit.train.objectives.pairs import Measured
+from surefit.train.objectives.pairs import Measured, sum_documents
 
 Batch = Mapping[str, Any]
 SUMS = ("term", "chosen", "rejected", "chosen_logps", "rejected_logps")
@@ -206,14 +206,6 @@ def sum_labelled(log_probs: torch.Tensor, batch: Batch) -> LabelledSums:
     sums = sum_documents(log_probs, batch["answer_targets"])
     reference = reference.to(sums.device, sums.dtype, non_blocking=True)
     return LabelledSums(sums, reference, signs.to(sums.device, non_blocking=True))
-
-
-def sum_documents(log_probs: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return the sum of each document's numbers, (documents,); each is summed on its own, which gives the same bits in
-    every run."""
-    if not counts:
-        return log_probs.new_zeros(0)
-    return torch.stack([part.sum() for part in torch.split(log_probs, list(counts))])
 
 
 @torch.no_grad()

@@ -183,16 +183,23 @@ class PairObjective:
 def sum_answers(log_probs: torch.Tensor, batch: Batch) -> AnswerSums:
     """Return the sums of a micro batch's answers, from the log-probability of each supervised token, (n,).
 
-    Each answer is summed on its own, which gives the same bits in every run; atomic additions would not. Where several
-    processes share the tokens, each has the log-probabilities of its own, and all get the whole sums.
+    Where several processes share the tokens, each has the log-probabilities of its own, and all get the whole sums.
     """
     if not batch["answer_targets"]:
         none = log_probs.new_zeros(0, 2)
         return AnswerSums(none, none, none)
     counts: Sequence[int] = batch.get("own_targets", batch["answer_targets"])
-    sums = torch.stack([part.sum() for part in torch.split(log_probs, list(counts))]).view(-1, 2)
+    sums = sum_documents(log_probs, counts).view(-1, 2)
     shared = batch.get("shared_sums")
     return answer_sums(sums, batch) if shared is None else answer_sums(shared.add(sums), batch, 1 / shared.processes)
+
+
+def sum_documents(log_probs: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """Return the sum of each document's numbers, (documents,). Each is summed on its own, which gives the same bits in
+    every run; atomic additions would not."""
+    if not counts:
+        return log_probs.new_zeros(0)
+    return torch.stack([part.sum() for part in torch.split(log_probs, list(counts))])
 
 
 def answer_sums(log_probs: torch.Tensor, batch: Batch, share: float = 1.0) -> AnswerSums:
