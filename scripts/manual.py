@@ -51,7 +51,7 @@ def migrate_page(name: str) -> str:
     ]
     if schema:
         lines += ["", "## Keys", "", f"| {tool['name']} | SureFit |", "|---|---|", *key_rows(schema), ""]
-        lines += ["Every other key becomes a comment: [what has no place](../other-tools.md#what-has-no-place)."]
+        lines += ["Most other keys become comments: [what has no place](../other-tools.md#what-has-no-place)."]
     return "\n".join(lines) + "\n"
 
 

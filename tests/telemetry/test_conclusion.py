@@ -86,8 +86,12 @@ def test_nothing_in_a_text_ends_a_cell_of_the_table(tmp_path: Path) -> None:
 # --- Weights & Biases ---
 
 
-def test_wandb_offline_has_a_summary_a_table_and_files_in_the_run_that_training_made(run: RunDir) -> None:
+def test_wandb_offline_has_a_summary_a_table_and_files_in_the_run_that_training_made(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
+    for module in ("conclusion", "wandb"):  # W&B starts a process of its own, which a busy machine keeps waiting
+        monkeypatch.setattr(f"surefit.telemetry.{module}.PATIENCE", 90.0)
     save_tracker_run_id(run, "wandb", "abcd1234")
     run.report.write_text("page")
     assert end(run, TelemetrySection(wandb="offline")) == []

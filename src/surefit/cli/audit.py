@@ -514,7 +514,9 @@ def _say(out: Output, result: Mapping[str, Any], observations: Mapping[str, Obse
         + (f" of {result['recipe']}" if result["recipe"] else ""),
         "bold",
     )
-    if result["examples"] != result["usable"]:
+    if "pair_longer" in observations:
+        out.say(f"{result['examples']:,} conversations: each pair has two")
+    elif result["examples"] != result["usable"]:
         out.say(f"{result['examples']:,} examples: the chat template rewrites earlier turns of a conversation")
     unit = result["unit"]
     length_rows = [[name, *_numbers(stats)] for name, stats in lengths.items() if stats["total"]]

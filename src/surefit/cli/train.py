@@ -60,7 +60,8 @@ def _say_next(out: Output, run: CheckedRun, config: Path, changes: Sequence[str]
     if dry_run:
         out.next_step(["train", config, *repeat_option("--set", changes)])
     else:
-        out.next_step(["merge", directory], ["evaluate", directory])
+        has_adapter = run.resolved.config.train.method == "lora"
+        out.next_step(["merge" if has_adapter else "evaluate", directory])
 
 
 def train_and_show(out: Output, run: CheckedRun, *, world: World | None = None, **options: Any) -> int:

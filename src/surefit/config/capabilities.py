@@ -90,6 +90,8 @@ class Conflict:
 def _named(trait: Trait) -> str:
     if trait in (*QUANTIZED, *NOT_ADAMW):
         return f"{WITHOUT[trait].partition(':')[0]} {trait}"
+    if trait == "reference":
+        return "an objective with a reference"
     return trait if trait in WITHOUT else f"parallel.mode {trait}"
 
 

@@ -400,7 +400,8 @@ def _override(tree: dict[str, Any], text: str) -> str:
     for name in parents:
         child = mapping.get(name)
         # Copied, not changed in place: an anchor may share this mapping with another key.
-        mapping[name] = dict(child) if isinstance(child, dict) else {}
+        short = {"name": child} if name == "objective" and isinstance(child, str) else {}
+        mapping[name] = dict(child) if isinstance(child, dict) else short
         mapping = mapping[name]
     mapping[leaf] = parsed
     return dotted

@@ -29,6 +29,9 @@ FitOutcome = Literal["better", "worse", "unclear", "mixed", "wording", "unsure"]
 NO_MORE = 0.05
 """Growth of the prompt's share that no longer counts: "wording" is only said where the interval ends below it. With 20
 rows, a true growth of 4 points has an interval that holds zero in two of three samples."""
+LEAST_CHANGE = 0.005
+"""Change of the mean loss, as a share of it, from which there is one to speak of: with enough rows a few steps' change
+in the third digit is no chance, and no effect either."""
 PHRASES: dict[FitOutcome, str] = {
     "better": "fits your answers better",
     "worse": "fits your answers worse",
@@ -224,6 +227,8 @@ def measure_fit_effect(a: str, b: str, before: ScoreRows, after: ScoreRows) -> F
         "mixed" if verdicts >= {"better", "worse"} else "better" if "better" in verdicts
         else "worse" if "worse" in verdicts else "unclear"
     )  # fmt: skip
+    if outcome != "mixed" and abs(losses[1] - losses[0]) < LEAST_CHANGE * losses[0]:
+        outcome = "unclear"
     change = (-gain.difference, -gain.high, -gain.low)
     prompted = [pair for pair in pairs if OTHER_LOSS in pair[0] and OTHER_LOSS in pair[1]]
     if not prompted:

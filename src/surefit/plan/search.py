@@ -349,6 +349,9 @@ class _Scale:
 def _scale(field: SolvableField, planner: Planner, place: DeviceConfig) -> _Scale:
     resolved, hardware = place.resolved, place.hardware
     values, limit = _values(field, planner.model, resolved.config)
+    if field == "model":  # some architectures have no formula, by which the search is bisected
+        named = [(str(name), Planner(model_facts(str(name)), planner.lengths)) for name in values]
+        values = [name for name, of_name in named if of_name.closed_form(resolved, hardware) is not None]
 
     def setting_at(index: int) -> tuple[Planner, ResolvedConfig]:
         value = values[index]

@@ -25,18 +25,18 @@ class FinalReport:
 
 
 def send_final_report(
-    found: FinalReport, config: TelemetrySection, run: RunDir, patience: float = PATIENCE
+    found: FinalReport, config: TelemetrySection, run: RunDir, patience: float | None = None
 ) -> dict[str, str]:
     """Send the final report to every tracker that supports it, each in a thread of its own.
 
     Args:
-        patience: seconds to wait for all of them together; a missing package is reported at once.
+        patience: seconds to wait for all of them together (default `PATIENCE`); a missing package is reported at once.
 
     Returns:
         Title of a tracker that did not get it → the reason.
     """
     faults: dict[str, str] = {}
-    threads = []
+    threads, patience = [], PATIENCE if patience is None else patience
     for title, sink in final_report_sinks(config, run):
         if isinstance(sink, MachineError):
             faults[title] = f"{sink.message}: {sink.help}"

@@ -58,8 +58,9 @@ _SWITCHES = ("chat_template", "chat_template_kwargs")
 _MARK = re.compile(
     rf"{'|'.join((*MARKS, *PARTIAL_MARKS))}|mask(?:ed)?|(?:loss|train|labels)_mask|train_on(?:_turn)?|compute_loss"
     r"|learn(?:ed)?|(?:loss_)?weights|sample_weight|loss_scale"
+    r"|is_(?:good|bad|correct|wrong|preferred|chosen|accepted)|accepted|approved|liked"
 )
-"""Names with which other tools mark the turns or rows that are trained on."""
+"""Names that mark the turns or rows that are trained on, or whose answers are good ones."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _UNSPACED = re.compile(r"[^\W\d_a-zA-Z]{6,}")
 """Letters of scripts that are written without spaces."""

@@ -14,7 +14,7 @@ TELLS = 0.7
 """AUC of length from which length tells the label."""
 
 
-@rule("AUD090", "one-kind-of-label", severity="warning")
+@rule("AUD090", "one-kind-of-label", severity="error")
 def one_kind_of_label(audit: AuditFacts) -> Iterator[Finding]:
     """All labelled answers have the same label.
 
