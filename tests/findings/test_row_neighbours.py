@@ -100,6 +100,12 @@ def test_n1_3_text_that_stands_in_no_turn_is(check, more: dict[str, Any], column
     assert repr(column) in found[0]["message"]
 
 
+@pytest.mark.parametrize("mark", ["is_good", "accepted"])
+def test_n1_3_an_answer_that_is_marked_as_a_bad_one_is_named(check, mark: str) -> None:
+    found = [one for one in check({"messages": CHAT, mark: False}) if one["code"] == "AUD047"]
+    assert [repr(mark) in one["message"] for one in found] == [True]
+
+
 @pytest.mark.parametrize("mark", ["mask", "loss_mask", "train_on_turn", "compute_loss", "learn"])
 def test_n1_3_marks_are_named_with_the_way_to_write_them(check, mark: str) -> None:
     value = mark == "mask"

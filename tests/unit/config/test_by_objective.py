@@ -148,3 +148,8 @@ def test_the_best_checkpoint_is_chosen_by_what_the_objective_measures(
     path.write_text(path.read_text() + f"checkpoint: {{metric_for_best_model: {metric}}}\n", encoding="utf-8")
     codes = {finding["code"] for finding in run_check(load_run_context(path))["findings"]}
     assert ("EVL005" not in codes) is measured
+
+
+def test_an_option_on_the_command_line_goes_beside_the_short_form(tmp_path: Path) -> None:
+    objective = load_config(written(tmp_path, "dpo"), ["objective.beta=0.2"]).config.objective
+    assert (objective.name, objective.beta) == ("dpo", 0.2)

@@ -97,6 +97,8 @@ def test_where_no_likelihood_is_to_be_had_or_answers_are_no_free_text():
         (scores(noisy(1.0, 3, 0.4), noisy(1.04, 4, 0.4)), "unsure"),  # too noisy to tell
         (scores(noisy(6.0, 3), noisy(6.2, 4)), "worse"),
         (scores(noisy(4.0, 5), noisy(4.2, 6)), "unclear"),
+        # The same by chance in no row, and nothing to speak of.
+        (scores([loss - 0.004 for loss in noisy(4.0, 1)], noisy(4.2, 2)), "unclear"),
         # Most answers are known by heart, two are far off: likelihood up, mean loss up.
         (scores([0.1] * 5 + [9.0] * 15, [9.0] * 20), "mixed"),
     ],
